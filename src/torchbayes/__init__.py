@@ -1,0 +1,71 @@
+"""torchbayes: networks that know what they don't know.
+
+Train any `nn.Module` with a Bayesian method and get predictions with calibrated uncertainty:
+
+    run = tb.fit(model, (inputs, targets), method="ensemble", epochs=20)
+    p = run.predict(new_inputs)
+    p.probs, p.confidence, p.epistemic
+"""
+
+from torchbayes._version import __version__
+from torchbayes.data import load_data
+from torchbayes.likelihood import Categorical, GaussianNoise, Likelihood, Observation
+from torchbayes.methods import METHODS
+from torchbayes.nonfinite import TrainingError
+from torchbayes.posterior import (
+    Gaussian,
+    LowRankGaussian,
+    Point,
+    Posterior,
+    Samples,
+    Weights,
+    load,
+    snapshot,
+)
+from torchbayes.predict import predictive, recalibrate_batchnorm
+from torchbayes.predictions import ClassPredictive, Predictive, RegressionPredictive
+from torchbayes.prior import (
+    GaussianPrior,
+    GroupLaplacePrior,
+    Prior,
+    ScaleMixturePrior,
+    UnitDirectionPrior,
+)
+from torchbayes.schedule import Schedule
+from torchbayes.storage import PosteriorFileError
+from torchbayes.train import Run, fit
+from torchbayes.variational import MCDropout
+
+__all__ = [
+    "METHODS",
+    "Categorical",
+    "ClassPredictive",
+    "Gaussian",
+    "GaussianNoise",
+    "GaussianPrior",
+    "GroupLaplacePrior",
+    "Likelihood",
+    "LowRankGaussian",
+    "MCDropout",
+    "Observation",
+    "Point",
+    "Posterior",
+    "PosteriorFileError",
+    "Predictive",
+    "Prior",
+    "RegressionPredictive",
+    "Run",
+    "Samples",
+    "ScaleMixturePrior",
+    "Schedule",
+    "TrainingError",
+    "UnitDirectionPrior",
+    "Weights",
+    "__version__",
+    "fit",
+    "load",
+    "load_data",
+    "predictive",
+    "recalibrate_batchnorm",
+    "snapshot",
+]

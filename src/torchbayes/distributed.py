@@ -1,0 +1,91 @@
+"""Several processes under torchrun: the only place that imports `torch.distributed`.
+
+Every function works without a process group too and is then the obvious thing for one process.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+__all__ = [
+    "average_gradients",
+    "barrier",
+    "broadcast",
+    "gather",
+    "process_group",
+    "rank",
+    "world_size",
+]
+
+
+@contextmanager
+def process_group() -> Iterator[None]:
+    """Join the processes that torchrun started, if it did; leave them when the block ends."""
+    if int(os.environ.get("WORLD_SIZE", "1")) <= 1 or dist.is_initialized():
+        yield
+        return
+    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    # A rank that dies must end the run soon, not after torch's half hour.
+    dist.init_process_group(backend, timeout=timedelta(minutes=5))
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def rank() -> int:
+    """This process's number, from 0."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def world_size() -> int:
+    """The number of processes."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def barrier() -> None:
+    """Wait for all processes."""
+    if dist.is_initialized():
+        dist.barrier()
+
+
+def broadcast(tensors: Sequence[Tensor], source: int = 0) -> None:
+    """Overwrite `tensors` with those of process `source`."""
+    if dist.is_initialized():
+        for tensor in tensors:
+            dist.broadcast(tensor, source)
+
+
+def gather(tensor: Tensor) -> list[Tensor]:
+    """The tensors of all processes, which must have one shape, in the order of their ranks."""
+    if not dist.is_initialized():
+        return [tensor]
+    result = [torch.empty_like(tensor) for _ in range(world_size())]
+    dist.all_gather(result, tensor.contiguous())
+    return result
+
+
+def average_gradients(parameters: Sequence[Tensor], share: float) -> None:
+    """Replace every gradient by its average over processes, in one message.
+
+    Args:
+        parameters: The parameters, in the same order everywhere.
+        share: The part of the whole batch that this process has seen; the shares sum to 1.
+    """
+    if not dist.is_initialized():
+        return
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    packed = torch.cat([g.reshape(-1).float() for g in gradients]).mul_(share)
+    dist.all_reduce(packed)
+    for gradient, part in zip(gradients, packed.split([g.numel() for g in gradients]), strict=True):
+        gradient.copy_(part.view_as(gradient))

@@ -1,0 +1,168 @@
+"""How a network's outputs give a distribution of the targets: the loss to train and the predictive.
+
+Every likelihood's `loss` is the *mean* negative log-likelihood of a batch, per example: what the methods
+expect. For more than one output per example the outputs' terms are summed, not averaged, because the
+likelihood of an example is their product.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributions import Distribution, Normal
+
+from torchbayes.predictions import ClassPredictive, Predictive, RegressionPredictive
+
+__all__ = ["Categorical", "GaussianNoise", "Likelihood", "Observation", "as_likelihood"]
+
+
+class Likelihood(nn.Module, ABC):
+    """A distribution of the targets given the network's outputs.
+
+    It is a module so that parameters of its own, such as a learned noise, move and save with the rest.
+    """
+
+    @abstractmethod
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The mean negative log-likelihood of a batch, in nats per example."""
+
+    @abstractmethod
+    def predictive(self, outputs: Tensor) -> Predictive:
+        """The prediction from outputs of shape (draws, examples, …)."""
+
+
+class Categorical(Likelihood):
+    """One of several classes, from logits: (examples, classes, …) as `cross_entropy` orders them.
+
+    Example:
+        >>> import torch, torchbayes as tb
+        >>> logits = torch.zeros(2, 4)
+        >>> round(tb.Categorical().loss(logits, torch.tensor([0, 3])).item(), 4)   # log 4
+        1.3863
+    """
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The cross entropy."""
+        return F.cross_entropy(outputs, targets)
+
+    def predictive(self, outputs: Tensor) -> ClassPredictive:
+        """Average probabilities, not logits."""
+        probs = outputs.float().softmax(2) if outputs.dtype.itemsize < 4 else outputs.softmax(2)
+        return ClassPredictive(
+            probs.mean(0), torch.special.entr(probs).sum(2).mean(0), len(outputs)
+        )
+
+
+class Observation(Likelihood):
+    """Any likelihood: a function from the network's outputs to a `torch.distributions.Distribution`.
+
+    Args:
+        distribution: Called with outputs of shape (examples, …); gives a distribution whose samples have
+            the targets' shape.
+
+    Example:
+        >>> import torch, torchbayes as tb
+        >>> counts = tb.Observation(lambda out: torch.distributions.Poisson(out.exp()))
+        >>> round(counts.loss(torch.zeros(3, 1), torch.ones(3, 1)).item(), 4)
+        1.0
+    """
+
+    def __init__(self, distribution: Callable[[Tensor], Distribution]) -> None:
+        super().__init__()
+        self._of = distribution
+
+    def distribution(self, outputs: Tensor) -> Distribution:
+        """The distribution of the targets."""
+        return self._of(outputs)
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Mean over examples of −log p(targets | outputs)."""
+        distribution = self.distribution(outputs)
+        shape = distribution.batch_shape + distribution.event_shape
+        if targets.numel() != math.prod(shape):
+            raise ValueError(
+                f"targets have shape {tuple(targets.shape)} but the network predicts {tuple(shape)}: "
+                "give one target per output"
+            )
+        # A reshape, because (n,) against (n, 1) would silently broadcast to (n, n).
+        log_prob = distribution.log_prob(targets.reshape(shape).to(outputs.dtype))
+        return -log_prob.sum() / len(outputs)
+
+    def predictive(self, outputs: Tensor) -> RegressionPredictive:
+        """The mixture of the draws' distributions."""
+        return RegressionPredictive(outputs, self.distribution)
+
+
+class GaussianNoise(Observation):
+    """Real targets with Gaussian noise of fixed, learned or predicted size.
+
+    Args:
+        std: The noise's standard deviation, or the value that learning starts from.
+        learned: Learn one noise level together with the network.
+        predicted: The network's last dimension has two halves, the mean and the log of the noise's
+            standard deviation, so that the noise may depend on the input.
+
+    Example:
+        >>> import torch, torchbayes as tb
+        >>> y = torch.tensor([[1.0]])
+        >>> round(tb.GaussianNoise(std=1.0).loss(y, y).item(), 4)   # ½ log 2π
+        0.9189
+    """
+
+    def __init__(self, std: float = 1.0, *, learned: bool = False, predicted: bool = False) -> None:
+        super().__init__(self._normal)
+        if not (std > 0 and math.isfinite(std)):
+            raise ValueError(f"std is {std:g}: expected a noise level above 0")
+        if learned and predicted:
+            raise ValueError("noise is either learned or predicted: choose one of the two")
+        self.learned, self.predicted = learned, predicted
+        self.log_std = nn.Parameter(torch.tensor(math.log(std)), requires_grad=learned)
+
+    @property
+    def std(self) -> Tensor:
+        """The noise's standard deviation (where it is not predicted)."""
+        return self.log_std.exp()
+
+    def _normal(self, outputs: Tensor) -> Normal:
+        if not self.predicted:
+            return Normal(outputs, self.std.to(outputs).expand_as(outputs))
+        if outputs.shape[-1] % 2:
+            raise ValueError(
+                f"predicted noise needs an even number of outputs, half of them log std, but the network "
+                f"has {outputs.shape[-1]}: give it twice as many outputs as targets"
+            )
+        mean, log_std = outputs.chunk(2, dim=-1)
+        return Normal(mean, log_std.exp())
+
+
+def as_likelihood(value: Likelihood | nn.Module | Callable[[Tensor], Distribution]) -> Likelihood:
+    """Take a likelihood as it is, and a loss or a function of outputs where its meaning is clear.
+
+    Args:
+        value: A `Likelihood`; `nn.CrossEntropyLoss()`; or a function from outputs to a distribution.
+    """
+    if isinstance(value, Likelihood):
+        return value
+    if isinstance(value, nn.CrossEntropyLoss):
+        if value.weight is not None or value.label_smoothing or value.reduction != "mean":
+            raise ValueError(
+                "a CrossEntropyLoss with weights, label smoothing or a sum is not a likelihood of the "
+                "data: use torchbayes.Categorical()"
+            )
+        return Categorical()
+    if isinstance(value, nn.MSELoss):
+        raise ValueError(
+            "MSELoss is not a likelihood because it does not say how large the noise is: "
+            "use torchbayes.GaussianNoise(std=…) or GaussianNoise(learned=True)"
+        )
+    if isinstance(value, nn.Module) or not callable(value):
+        raise TypeError(
+            f"cannot use {type(value).__name__} as a likelihood: pass torchbayes.Categorical(), "
+            "GaussianNoise(…), or a function from outputs to a torch distribution"
+        )
+    return Observation(value)

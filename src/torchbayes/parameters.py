@@ -1,0 +1,34 @@
+"""Which of a module's parameters a method may be uncertain about."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+
+__all__ = ["norm_parameters", "trainable"]
+
+_NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+
+
+def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters of `model` that require a gradient, a tied one once.
+
+    Raises:
+        ValueError: If there is none.
+    """
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not parameters:
+        raise ValueError(
+            f"{type(model).__name__} has no trainable weights: set requires_grad on some of its parameters"
+        )
+    return parameters
+
+
+def norm_parameters(model: nn.Module) -> set[str]:
+    """The names of the scales and shifts of normalisation layers, which methods keep deterministic."""
+    return {
+        f"{prefix}.{name}" if prefix else name
+        for prefix, module in model.named_modules()
+        if isinstance(module, _NORMS)
+        for name, _ in module.named_parameters(recurse=False)
+    }

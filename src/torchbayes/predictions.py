@@ -1,0 +1,227 @@
+"""Predictions averaged over draws of the weights, with their uncertainty taken apart."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution
+
+__all__ = ["ClassPredictive", "Predictive", "RegressionPredictive"]
+
+
+class Predictive(ABC):
+    """What a network predicts once its weights are averaged out.
+
+    Attributes:
+        draws: The number of weight draws behind it.
+    """
+
+    draws: int
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def prediction(self) -> Tensor:
+        """The best single guess for every example."""
+
+    @property
+    @abstractmethod
+    def aleatoric(self) -> Tensor:
+        """The part of the uncertainty that more training data would not remove."""
+
+    @property
+    @abstractmethod
+    def epistemic(self) -> Tensor:
+        """The part of the uncertainty that comes from not knowing the weights."""
+
+    @abstractmethod
+    def log_prob(self, targets: Tensor) -> Tensor:
+        """The log-probability of each target under the averaged prediction."""
+
+    @abstractmethod
+    def merge(self, other: Predictive) -> Predictive:
+        """The prediction of both sets of draws, for the same examples."""
+
+    @staticmethod
+    @abstractmethod
+    def cat(parts: Sequence[Predictive]) -> Predictive:
+        """The predictions of several sets of examples, by the same draws, in order."""
+
+
+class ClassPredictive(Predictive):
+    """Class probabilities averaged over draws.
+
+    Args:
+        probs: The averaged probabilities, (examples, classes, …) as `cross_entropy` orders them.
+        aleatoric: The entropy of a draw's probabilities, averaged over draws.
+        draws: The number of draws.
+    """
+
+    def __init__(self, probs: Tensor, aleatoric: Tensor, draws: int) -> None:
+        self.probs, self._aleatoric, self.draws = probs, aleatoric, draws
+
+    def __len__(self) -> int:
+        return len(self.probs)
+
+    @property
+    def prediction(self) -> Tensor:
+        """The most probable class."""
+        return self.probs.argmax(1)
+
+    @property
+    def confidence(self) -> Tensor:
+        """The probability of the most probable class."""
+        return self.probs.amax(1)
+
+    @property
+    def entropy(self) -> Tensor:
+        """The entropy of the averaged probabilities in nats: all of the uncertainty."""
+        entropy: Tensor = torch.special.entr(self.probs).sum(1)
+        return entropy
+
+    @property
+    def aleatoric(self) -> Tensor:
+        """The expected entropy of a draw's probabilities, in nats."""
+        return self._aleatoric
+
+    @property
+    def epistemic(self) -> Tensor:
+        """The mutual information of class and weights, in nats: entropy minus its aleatoric part."""
+        return (self.entropy - self._aleatoric).clamp_min(0)
+
+    def log_prob(self, targets: Tensor) -> Tensor:
+        """The log-probability of each target class."""
+        return self.probs.gather(1, targets.unsqueeze(1)).squeeze(1).log()
+
+    def merge(self, other: Predictive) -> ClassPredictive:
+        """The average of both, weighted by their number of draws."""
+        assert isinstance(other, ClassPredictive)
+        draws = self.draws + other.draws
+        share = other.draws / draws
+        return ClassPredictive(
+            torch.lerp(self.probs, other.probs, share),
+            torch.lerp(self._aleatoric, other._aleatoric, share),
+            draws,
+        )
+
+    @staticmethod
+    def cat(parts: Sequence[Predictive]) -> ClassPredictive:
+        """The rows of all parts."""
+        own = [part for part in parts if isinstance(part, ClassPredictive)]
+        return ClassPredictive(
+            torch.cat([part.probs for part in own]),
+            torch.cat([part._aleatoric for part in own]),
+            own[0].draws,
+        )
+
+
+class RegressionPredictive(Predictive):
+    """An equal mixture of the draws' predictive distributions.
+
+    Args:
+        outputs: The network's outputs under every draw, (draws, examples, …).
+        distribution: What turns outputs of shape (examples, …) into a distribution of the targets.
+    """
+
+    def __init__(self, outputs: Tensor, distribution: Callable[[Tensor], Distribution]) -> None:
+        self.outputs, self._distribution, self.draws = outputs, distribution, len(outputs)
+
+    def __len__(self) -> int:
+        return self.outputs.shape[1]
+
+    @property
+    def _components(self) -> Distribution:
+        return self._distribution(self.outputs.flatten(0, 1))
+
+    def _by_draw(self, value: Tensor) -> Tensor:
+        return value.reshape(self.draws, -1, *value.shape[1:])
+
+    @property
+    def means(self) -> Tensor:
+        """Each draw's predicted mean, (draws, examples, …)."""
+        return self._by_draw(self._components.mean)
+
+    @property
+    def stds(self) -> Tensor:
+        """Each draw's predicted noise, (draws, examples, …)."""
+        return self._by_draw(self._components.stddev)
+
+    @property
+    def mean(self) -> Tensor:
+        """The predicted mean."""
+        return self.means.mean(0)
+
+    @property
+    def prediction(self) -> Tensor:
+        """The predicted mean."""
+        return self.mean
+
+    @property
+    def std(self) -> Tensor:
+        """The standard deviation of a new observation: noise and doubt about the weights together."""
+        return torch.hypot(self.aleatoric, self.epistemic)
+
+    @property
+    def aleatoric(self) -> Tensor:
+        """The standard deviation of the noise: the root of its mean variance."""
+        return self.stds.square().mean(0).sqrt()
+
+    @property
+    def epistemic(self) -> Tensor:
+        """The standard deviation of the predicted mean over draws."""
+        return self.means.std(0, correction=0)
+
+    def log_prob(self, targets: Tensor) -> Tensor:
+        """The log-density of each target under the mixture, summed over the outputs of an example."""
+        components = self._components
+        shape = self.means.shape[1:]
+        repeated = targets.reshape(shape).expand(self.draws, *shape).flatten(0, 1)
+        log_probs = self._by_draw(components.log_prob(repeated))
+        joint = log_probs.flatten(2).sum(2) if log_probs.dim() > 2 else log_probs
+        return joint.logsumexp(0) - torch.log(torch.tensor(float(self.draws)))
+
+    def quantile(self, q: float, *, tolerance: float = 1e-6) -> Tensor:
+        """The value that a new observation stays below with probability `q`.
+
+        Found by bisection of the mixture's distribution function, to `tolerance` standard deviations.
+
+        Args:
+            q: A probability strictly between 0 and 1.
+            tolerance: The width of the last interval in units of `std`.
+        """
+        if not 0 < q < 1:
+            raise ValueError(f"q is {q:g}: expected a probability between 0 and 1, such as 0.95")
+        components = self._components
+        try:
+            quantile = components.icdf(torch.as_tensor(q))
+        except NotImplementedError as error:
+            raise TypeError(
+                f"{type(components).__name__} has no quantile function: use mean and std, or sample it"
+            ) from error
+        # The mixture's quantile lies between the smallest and the largest of its parts'.
+        per_draw = self._by_draw(quantile)
+        low, high = per_draw.amin(0), per_draw.amax(0)
+        width = (high - low).max() / (tolerance * self.std.clamp_min(1e-30).min())
+        for _ in range(int(torch.log2(width.clamp_min(1)).ceil())):
+            middle = 0.5 * (low + high)
+            repeated = middle.expand(self.draws, *middle.shape).flatten(0, 1)
+            below = self._by_draw(components.cdf(repeated)).mean(0) < q
+            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+        return 0.5 * (low + high)
+
+    def merge(self, other: Predictive) -> RegressionPredictive:
+        """The mixture of both."""
+        assert isinstance(other, RegressionPredictive)
+        return RegressionPredictive(torch.cat([self.outputs, other.outputs]), self._distribution)
+
+    @staticmethod
+    def cat(parts: Sequence[Predictive]) -> RegressionPredictive:
+        """The rows of all parts."""
+        own = [part for part in parts if isinstance(part, RegressionPredictive)]
+        outputs = torch.cat([part.outputs for part in own], dim=1)
+        return RegressionPredictive(outputs, own[0]._distribution)

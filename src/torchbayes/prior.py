@@ -1,0 +1,249 @@
+"""What is believed of the weights before the data: densities over a dictionary of weights.
+
+A prior is over all the weights it is given, as one distribution: `log_prob` is a sum over weights, not a
+mean, so that it can be added to the log-likelihood of the whole training set. A loss that is a *mean*
+over examples takes `log_prob / train_size`.
+
+| symbol | here | from |
+| --- | --- | --- |
+| N(0, I/δ) | `GaussianPrior(precision=δ)` | VOGN, Algorithm 1 |
+| πN(0, σ₁²) + (1−π)N(0, σ₂²) | `ScaleMixturePrior` | Bayes by Backprop, scale mixture prior |
+| exp(−‖θᵢ‖/b) | `GroupLaplacePrior(scale=b)` | ATMC, section 5 |
+| exp(−d/2·(‖φ‖²−1)²) | `UnitDirectionPrior` | ATMC, section 4.3 (d: the dimension of φ) |
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+from torch.distributions import Normal, kl_divergence
+
+from torchbayes.posterior import Gaussian, Weights
+
+__all__ = [
+    "GaussianPrior",
+    "GroupLaplacePrior",
+    "Prior",
+    "ScaleMixturePrior",
+    "UnitDirectionPrior",
+]
+
+
+def _positive(name: str, value: float) -> float:
+    if not value > 0 or math.isinf(value):
+        raise ValueError(f"{name} is {value:g}: expected a finite number above 0")
+    return float(value)
+
+
+class Prior(ABC):
+    """A density over weights. A subclass gives the log-density of one named weight tensor."""
+
+    @abstractmethod
+    def log_prob_of(self, name: str, weight: Tensor) -> Tensor:
+        """The log-density of one weight tensor, summed over its entries."""
+
+    def log_prob(self, weights: Weights) -> Tensor:
+        """The log-density of all `weights`, a scalar; differentiable."""
+        return torch.stack(
+            [self.log_prob_of(name, w).double() for name, w in weights.items()]
+        ).sum()
+
+    def grad(self, weights: Weights) -> Weights:
+        """The gradient of `log_prob` at `weights`."""
+        leaves = {name: w.detach().clone().requires_grad_() for name, w in weights.items()}
+        with torch.enable_grad():
+            gradients = torch.autograd.grad(self.log_prob(leaves), list(leaves.values()))
+        return dict(zip(leaves, gradients, strict=True))
+
+    def kl(self, posterior: Gaussian) -> Tensor:
+        """KL(posterior ‖ prior) in closed form, summed over the posterior's random weights.
+
+        Raises:
+            TypeError: If there is no closed form for this prior.
+        """
+        raise TypeError(
+            f"there is no closed-form KL from a Gaussian to a {type(self).__name__}: "
+            "average log q(w) − log p(w) over draws instead"
+        )
+
+
+class GaussianPrior(Prior):
+    """An independent Gaussian on every weight.
+
+    The gradient of the mean loss gains `precision · (w − mean) / train_size`: with a zero mean this is
+    torch's L2 `weight_decay = precision / train_size` (of SGD and Adam, not AdamW).
+
+    Args:
+        mean: One number for all weights, or a tensor for each.
+        precision: The inverse variance: one number for all weights, or a tensor for each. An entry of
+            0 means no prior on that weight.
+
+    Example:
+        >>> import torch, torchbayes as tb
+        >>> prior = tb.GaussianPrior(precision=4.0)
+        >>> round(prior.log_prob({"w": torch.zeros(1)}).item(), 4)   # log N(0; 0, 1/4)
+        -0.2258
+    """
+
+    def __init__(self, mean: float | Weights = 0.0, precision: float | Weights = 1.0) -> None:
+        for name, value in precision.items() if isinstance(precision, dict) else [("", precision)]:
+            low = float(value.min()) if isinstance(value, Tensor) else float(value)
+            if not low >= 0 or (not isinstance(value, Tensor) and not low > 0):
+                of = f" of {name!r}" if name else ""
+                raise ValueError(f"precision{of} is {low:g}: expected a number above 0 (1/std²)")
+        self.mean = mean
+        self.precision = precision
+
+    @classmethod
+    def from_posterior(cls, posterior: Gaussian) -> GaussianPrior:
+        """The posterior of one task as the prior of the next; its deterministic weights have no prior."""
+        mean, std = posterior.mean(), posterior.std()
+        precision = {
+            name: std[name].square().reciprocal() if name in std else torch.zeros_like(value)
+            for name, value in mean.items()
+            if value.is_floating_point()
+        }
+        for name, value in precision.items():
+            if not bool(torch.isfinite(value).all()):
+                raise ValueError(
+                    f"posterior weight {name!r} has a standard deviation of 0 and cannot become a prior: "
+                    "leave it out of the posterior's std"
+                )
+        return cls({name: mean[name] for name in precision}, precision)
+
+    def moments(self, name: str, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """The prior's mean and precision of one weight tensor, as tensors that broadcast with it."""
+        return self._of(self.mean, "mean", name, weight), self._of(
+            self.precision, "precision", name, weight
+        )
+
+    @staticmethod
+    def _of(value: float | Weights, what: str, name: str, weight: Tensor) -> Tensor:
+        if not isinstance(value, dict):
+            return weight.new_tensor(value)
+        if name not in value:
+            raise ValueError(
+                f"the prior has no {what} for weight {name!r}: give one for every weight, or one number"
+            )
+        return value[name].to(weight)
+
+    def log_prob_of(self, name: str, weight: Tensor) -> Tensor:
+        """Log N(weight; mean, 1/precision)."""
+        mean, precision = self.moments(name, weight)
+        log_normaliser = 0.5 * torch.log(precision / (2 * math.pi))
+        density = log_normaliser - 0.5 * precision * (weight - mean) ** 2
+        # A precision of 0 is an improper flat prior: it adds nothing, and above all no −∞.
+        return torch.where(precision > 0, density, torch.zeros_like(weight)).sum()
+
+    def grad(self, weights: Weights) -> Weights:
+        """−precision · (w − mean)."""
+        result: Weights = {}
+        for name, weight in weights.items():
+            mean, precision = self.moments(name, weight)
+            result[name] = (mean - weight.detach()) * precision
+        return result
+
+    def kl(self, posterior: Gaussian) -> Tensor:
+        """KL between two diagonal Gaussians, by `torch.distributions.kl_divergence`."""
+        means, stds = posterior.mean(), posterior.std()
+        terms = []
+        for name, std in stds.items():
+            mean, precision = self.moments(name, std)
+            proper = (precision > 0).expand_as(std)
+            if not bool(proper.any()):
+                continue
+            q = Normal(means[name][proper], std[proper])
+            p = Normal(
+                mean.expand_as(std)[proper], precision.expand_as(std)[proper].reciprocal().sqrt()
+            )
+            terms.append(kl_divergence(q, p).double().sum())
+        return torch.stack(terms).sum() if terms else torch.zeros((), dtype=torch.float64)
+
+
+class ScaleMixturePrior(Prior):
+    """Two zero-mean Gaussians, a wide and a narrow one, on every weight (Bayes by Backprop).
+
+    p(w) = π N(w; 0, std1²) + (1−π) N(w; 0, std2²), with the logarithm taken by logaddexp.
+
+    Args:
+        pi: The share of the first, wide component, between 0 and 1.
+        std1: Its standard deviation.
+        std2: The standard deviation of the second, narrow component.
+
+    Example:
+        >>> import torch, torchbayes as tb
+        >>> prior = tb.ScaleMixturePrior(pi=0.5, std1=1.0, std2=0.01)
+        >>> bool(prior.log_prob({"w": torch.tensor([0.0])}) > prior.log_prob({"w": torch.tensor([1.0])}))
+        True
+    """
+
+    def __init__(self, pi: float = 0.5, std1: float = 1.0, std2: float = math.exp(-6)) -> None:
+        if not 0 < pi < 1:
+            raise ValueError(
+                f"pi is {pi:g}: expected the share of the wide component, between 0 and 1"
+            )
+        self.pi, self.std1, self.std2 = pi, _positive("std1", std1), _positive("std2", std2)
+
+    def log_prob_of(self, name: str, weight: Tensor) -> Tensor:
+        """Logaddexp of the two components' log-densities."""
+        half = 0.5 * weight.square()
+        constant = 0.5 * math.log(2 * math.pi)
+        wide = math.log(self.pi) - math.log(self.std1) - constant - half / self.std1**2
+        narrow = math.log1p(-self.pi) - math.log(self.std2) - constant - half / self.std2**2
+        return torch.logaddexp(wide, narrow).sum()
+
+
+def _groups(weight: Tensor) -> Tensor:
+    """One row per output feature; a vector or scalar has groups of one entry."""
+    return weight.flatten(1) if weight.dim() > 1 else weight.reshape(-1, 1)
+
+
+class GroupLaplacePrior(Prior):
+    """exp(−‖wᵢ‖/b) on each output feature's weights (ATMC, section 5).
+
+    On the scale parameters of weight norm, of shape (features, 1, …), it is a Laplace prior on each scale.
+
+    Args:
+        scale: b, the typical norm of a feature divided by its dimension.
+
+    Example:
+        >>> import torch, torchbayes as tb
+        >>> prior = tb.GroupLaplacePrior(scale=5.0)
+        >>> prior.grad({"g": torch.tensor([[2.0]])})["g"].item()
+        -0.20000000298023224
+    """
+
+    def __init__(self, scale: float = 5.0) -> None:
+        self.scale = _positive("scale", scale)
+
+    def log_prob_of(self, name: str, weight: Tensor) -> Tensor:
+        """−‖wᵢ‖/b and the normaliser: the surface of the unit sphere times Γ(d) bᵈ."""
+        rows = _groups(weight)
+        d = rows.shape[1]
+        log_surface = math.log(2) + 0.5 * d * math.log(math.pi) - math.lgamma(d / 2)
+        log_normaliser = log_surface + math.lgamma(d) + d * math.log(self.scale)
+        # torch's norm has gradient 0, not NaN, where a whole group is 0.
+        norms: Tensor = torch.linalg.vector_norm(rows, dim=1)
+        return -(norms / self.scale).sum() - rows.shape[0] * log_normaliser
+
+
+class UnitDirectionPrior(Prior):
+    """exp(−d/2·(‖φ‖²−1)²) on each output feature's direction φ of dimension d (ATMC, section 4.3).
+
+    It holds the length of weight norm's directions, which the network's output does not depend on, near 1.
+    `log_prob` leaves out the constant that makes the density integrate to one.
+
+    Example:
+        >>> import torch, torchbayes as tb
+        >>> tb.UnitDirectionPrior().log_prob({"v": torch.tensor([[0.6, 0.8]])}).abs().item() < 1e-12
+        True
+    """
+
+    def log_prob_of(self, name: str, weight: Tensor) -> Tensor:
+        """−d/2·(‖φ‖²−1)², summed over features."""
+        rows = _groups(weight)
+        excess: Tensor = rows.square().sum(1) - 1
+        return excess.square().sum() * (-0.5 * rows.shape[1])

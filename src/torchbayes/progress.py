@@ -1,0 +1,80 @@
+"""How a run shows that it is alive: a bar with time left, or nothing."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from types import TracebackType
+
+from rich import progress as bars
+from rich.console import Console
+
+__all__ = ["NoProgress", "Progress", "RichProgress"]
+
+
+class Progress(ABC):
+    """What `fit` tells about its progress."""
+
+    @abstractmethod
+    def start(self, name: str, total: int, done: int) -> None:
+        """A run of `total` steps, `done` of them in an earlier session, is about to begin."""
+
+    @abstractmethod
+    def advance(self, loss: float) -> None:
+        """One more step is done; `loss` is the epoch's mean so far."""
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(  # noqa: B027
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """The run is over, well or not."""
+
+
+class NoProgress(Progress):
+    """Shows nothing."""
+
+    def start(self, name: str, total: int, done: int) -> None:
+        """Nothing."""
+
+    def advance(self, loss: float) -> None:
+        """Nothing."""
+
+
+class RichProgress(Progress):
+    """One bar with the loss, the time taken and the time left."""
+
+    def start(self, name: str, total: int, done: int) -> None:
+        """Draw the bar."""
+        self._bar = bars.Progress(
+            bars.TextColumn("[bold]{task.description}"),
+            bars.BarColumn(bar_width=None),
+            bars.TaskProgressColumn(),
+            bars.TextColumn("loss {task.fields[loss]:.4f}"),
+            bars.TimeElapsedColumn(),
+            bars.TextColumn("left"),
+            bars.TimeRemainingColumn(),
+            console=Console(stderr=True),
+            refresh_per_second=5,
+        )
+        self._task = self._bar.add_task(name, total=total, completed=done, loss=float("nan"))
+
+    def __enter__(self) -> Progress:
+        self._bar.start()
+        return self
+
+    def advance(self, loss: float) -> None:
+        """Move the bar."""
+        self._bar.update(self._task, advance=1, loss=loss)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Leave the finished bar on the screen."""
+        self._bar.stop()

@@ -1,0 +1,142 @@
+"""Files that are either whole or absent, however the process ends, and never run code when read."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from torchbayes._version import __version__
+
+__all__ = ["PosteriorFileError", "atomic_path", "read_tensors", "write_tensors", "write_text"]
+
+_FORMAT = "torchbayes-posterior"
+_VERSION = 1
+
+
+class PosteriorFileError(ValueError):
+    """A posterior's file is missing, cut short, damaged, of another program or of another model."""
+
+
+@contextmanager
+def atomic_path(path: str | Path) -> Iterator[Path]:
+    """Give a temporary path beside `path` that takes its place when the block ends well.
+
+    The content is flushed to the disk before the rename, so after a kill or a power cut `path` is the
+    old file or the new one, never a part of it.
+
+    Args:
+        path: The file to write. Its folder is made if need be.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        with temporary.open("rb") as written:
+            os.fsync(written.fileno())
+        # mkstemp makes files that only their owner can read; give what an ordinary open() would.
+        umask = os.umask(0)
+        os.umask(umask)
+        temporary.chmod(0o666 & ~umask)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write `text` to `path` as a whole or not at all."""
+    with atomic_path(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def _checksum(tensors: Mapping[str, Tensor]) -> int:
+    crc = 0
+    for name in sorted(tensors):
+        data = tensors[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        crc = zlib.crc32(data.data, zlib.crc32(name.encode(), crc))
+    return crc
+
+
+def write_tensors(
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    *,
+    kind: str,
+    model_name: str,
+    settings: dict[str, Any],
+) -> None:
+    """Write named tensors with a header that says what they are."""
+    # safetensors refuses tensors that share memory; clones of what is shared do not.
+    plain: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in tensors.items():
+        value = tensor.detach().cpu().contiguous()
+        if value.untyped_storage().data_ptr() in seen or value.untyped_storage().nbytes() != (
+            value.numel() * value.element_size()
+        ):
+            value = value.clone()
+        seen.add(value.untyped_storage().data_ptr())
+        plain[name] = value
+    header = {
+        "format": _FORMAT,
+        "version": _VERSION,
+        "torchbayes": __version__,
+        "kind": kind,
+        "model": model_name,
+        "shapes": {name: list(tensor.shape) for name, tensor in plain.items()},
+        "crc32": _checksum(plain),
+        "settings": settings,
+    }
+    with atomic_path(path) as temporary:
+        save_file(plain, str(temporary), metadata={"torchbayes": json.dumps(header)})
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Read what `write_tensors` wrote, or raise a `PosteriorFileError` that says what is wrong."""
+    if not path.is_file():
+        raise PosteriorFileError(
+            f"there is no posterior file {path}: train a run first or check the path"
+        )
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            metadata = file.metadata()
+            header = json.loads(metadata["torchbayes"]) if metadata else None
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise PosteriorFileError(
+            f"{path} is cut short, damaged or not a safetensors file ({error}): copy or train it again"
+        ) from error
+    except (KeyError, TypeError, ValueError):
+        header = None
+    if not isinstance(header, dict) or header.get("format") != _FORMAT:
+        raise PosteriorFileError(
+            f"{path} is a safetensors file but not a torchbayes posterior: pass one that save() wrote"
+        )
+    version = header.get("version")
+    if not isinstance(version, int) or version > _VERSION:
+        raise PosteriorFileError(
+            f"{path} was written by torchbayes {header.get('torchbayes')} in file version {version}; this "
+            f"torchbayes reads up to {_VERSION}: upgrade torchbayes"
+        )
+    shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
+    if header.get("shapes") != shapes or header.get("crc32") != _checksum(tensors):
+        raise PosteriorFileError(
+            f"{path} is damaged: its tensors are not the ones its header describes; copy or train it again"
+        )
+    for key, expected in (("kind", str), ("model", str), ("settings", dict)):
+        if not isinstance(header.get(key), expected):
+            raise PosteriorFileError(f"{path} is damaged: its header lacks the {key}")
+    return header, tensors

@@ -1,0 +1,179 @@
+"""Monte-Carlo dropout: the baseline of the VOGN paper.
+
+Y. Gal and Z. Ghahramani, Dropout as a Bayesian Approximation, ICML 2016. As in the VOGN paper's baseline,
+dropout comes after every convolution and linear layer but the last and before the non-linearity, on
+single activations.
+
+Deviation: in a draw for prediction one mask serves all examples, so that a draw is one function of the
+input. For a single example its distribution is the same as that of masks drawn per example.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+
+from torchbayes.posterior import Posterior, Weights, Wrapper, snapshot
+
+__all__ = ["DropoutPosterior", "MCDropout"]
+
+_SEED = "dropout.seed"
+
+
+def _dropped_layers(model: nn.Module, layers: Sequence[str] | None) -> list[str]:
+    weighted = [n for n, m in model.named_modules() if isinstance(m, (nn.Linear, _ConvNd))]
+    if layers is None:
+        if len(weighted) < 2:
+            raise ValueError(
+                f"{type(model).__name__} has no convolution or linear layer before its last one to put "
+                "dropout after: name the modules in layers=…"
+            )
+        return weighted[:-1]
+    modules = dict(model.named_modules())
+    for name in layers:
+        if name not in modules:
+            raise ValueError(
+                f"{type(model).__name__} has no module {name!r}: see model.named_modules()"
+            )
+    return list(layers)
+
+
+@contextmanager
+def _hooked(model: nn.Module, layers: Sequence[str], drop: Any) -> Iterator[None]:
+    """Pass the outputs of the named modules through `drop` inside the block; no trace is left."""
+    modules = dict(model.named_modules())
+    handles = []
+    try:
+        for name in layers:
+            handles.append(modules[name].register_forward_hook(lambda _m, _i, out: drop(out)))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class DropoutPosterior(Posterior):
+    """Trained weights and the dropout that was on while they were trained.
+
+    Args:
+        weights: The weights.
+        p: The probability that an activation is dropped.
+        layers: The modules whose outputs are dropped.
+        model_name: The class name of the model they are of.
+    """
+
+    kind = "dropout"
+    vmappable = False  # the seed of the masks has to be a number
+
+    def __init__(
+        self, weights: Weights, p: float, layers: Sequence[str], *, model_name: str = ""
+    ) -> None:
+        self._weights = {name: tensor.detach() for name, tensor in weights.items()}
+        self.p, self.layers, self.model_name = p, list(layers), model_name
+
+    def mean(self) -> Weights:
+        """The weights, to be used without dropout."""
+        return {name: tensor.clone() for name, tensor in self._weights.items()}
+
+    def sample(self, generator: torch.Generator | None = None) -> Weights:
+        """The weights and, under the key `dropout.seed`, the seed of the draw's masks."""
+        device = "cpu" if generator is None else generator.device
+        seed = torch.randint(2**62, (), generator=generator, device=device)
+        return self.mean() | {_SEED: seed}
+
+    def call(self, model: nn.Module, draw: Weights, *args: Any, **kwargs: Any) -> Any:
+        """Run `model` under the draw's weights and masks."""
+        weights = {name: tensor for name, tensor in draw.items() if name != _SEED}
+        if _SEED not in draw:
+            return super().call(model, weights, *args, **kwargs)
+        generator: torch.Generator | None = None
+
+        def drop(outputs: Tensor) -> Tensor:
+            nonlocal generator
+            if generator is None:
+                generator = torch.Generator(outputs.device).manual_seed(int(draw[_SEED]))
+            mask = torch.empty_like(outputs[:1]).bernoulli_(1 - self.p, generator=generator)
+            return outputs * mask.div_(1 - self.p)
+
+        with _hooked(model, self.layers, drop):
+            return super().call(model, weights, *args, **kwargs)
+
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(tensor.shape) for name, tensor in self._weights.items()}
+
+    def _file_tensors(self) -> Mapping[str, Weights]:
+        return {"mean": self._weights}
+
+    def _file_settings(self) -> dict[str, Any]:
+        return {"p": self.p, "layers": self.layers}
+
+    @classmethod
+    def _from_file(cls, groups: dict[str, Weights], settings: dict[str, Any]) -> DropoutPosterior:
+        return cls(groups["mean"], float(settings["p"]), [str(n) for n in settings["layers"]])
+
+
+class MCDropout(Wrapper, DropoutPosterior):
+    """Any network with dropout after its convolutions and linear layers; itself a `Posterior`.
+
+    Called in training mode it drops activations, each example with a mask of its own; in evaluation mode
+    it is the plain network. Train it with any optimiser, then predict with
+    `tb.predictive(model, net, inputs)`. The wrapped network's class and weight names stay as they are.
+
+    Args:
+        model: The network, whose weights are shared, not copied.
+        p: The probability that an activation is dropped.
+        layers: The names of the modules whose outputs are dropped; by default every convolution and
+            linear layer except the last.
+
+    Example:
+        >>> import torch, torchbayes as tb
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3))
+        >>> net = tb.MCDropout(model, p=0.1)
+        >>> net.layers
+        ['0']
+        >>> p = tb.predictive(model, net, torch.randn(5, 2), samples=10)
+        >>> p.draws
+        10
+    """
+
+    kind = ""
+
+    def __init__(
+        self, model: nn.Module, p: float = 0.1, layers: Sequence[str] | None = None
+    ) -> None:
+        if not 0 < p < 1:
+            raise ValueError(
+                f"p is {p:g}: expected the share of activations to drop, between 0 and 1"
+            )
+        Wrapper.__init__(self, model)
+        self.p, self.layers = p, _dropped_layers(model, layers)
+        self.model_name = type(model).__name__
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the network, with dropout in training mode."""
+        if not self.training:
+            return self.model(*args, **kwargs)
+        with _hooked(self.model, self.layers, lambda outputs: F.dropout(outputs, self.p)):
+            return self.model(*args, **kwargs)
+
+    def mean(self) -> Weights:
+        """The network's weights as they are now."""
+        return snapshot(self.model)
+
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        named = [*self.model.named_parameters(), *self.model.named_buffers()]
+        return {name: tuple(tensor.shape) for name, tensor in named}
+
+    def posterior(self) -> DropoutPosterior:
+        """A copy of what has been learned so far."""
+        return DropoutPosterior(self.mean(), self.p, self.layers, model_name=self.model_name)
+
+    def save(self, path: Any) -> None:
+        """Write `posterior()` to a file."""
+        self.posterior().save(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -200,11 +201,14 @@ class _Runner:
         args, kwargs = arguments(to_device(piece, self._device))
         call = self._posterior.call
         if stacked is not None and self._can_vmap:
+            together = torch.func.vmap(lambda draw: call(self._model, draw, *args, **kwargs))
             try:
-                together = torch.func.vmap(lambda draw: call(self._model, draw, *args, **kwargs))
-                return self._checked(together(stacked))
-            except RuntimeError:
-                # Some operations have no batching rule. If the loop fails too, its error is the one to show.
+                with warnings.catch_warnings():
+                    # An operation without a batching rule is looped over by vmap, slower than our loop.
+                    warnings.filterwarnings("error", message="There is a performance drop")
+                    return self._checked(together(stacked))
+            except (RuntimeError, UserWarning):
+                # Or refused. If the loop fails too, its error is the one to show.
                 self._can_vmap = False
         return torch.stack([self._checked(call(self._model, d, *args, **kwargs)) for d in group])
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch.optim import Optimizer
@@ -16,10 +18,12 @@ class Schedule:
     """How the learning rate changes over a run.
 
     Args:
-        name: `constant`, `cosine` (to 0), `linear` (to 0) or `step`.
+        name: `constant`, `cosine` (to 0), `linear` (to 0), `step` or `cyclic` (cosines with restarts).
         milestones: For `step`: the epochs after which the rate is multiplied by `gamma`.
         gamma: For `step`: the factor.
         warmup_epochs: The epochs of a linear rise from 1 % of the rate at the start.
+        cycles: For `cyclic`: the number of equally long cycles. `cycle_ends` says where they end.
+        low: For `cyclic`: what a cycle falls to, as a fraction of the rate; 1 keeps the rate constant.
 
     Example:
         >>> import torch, torchbayes as tb
@@ -35,20 +39,45 @@ class Schedule:
     milestones: tuple[int, ...] = ()
     gamma: float = 0.1
     warmup_epochs: float = 0.0
+    cycles: int = 1
+    low: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.name not in ("constant", "cosine", "linear", "step"):
+        if self.name not in ("constant", "cosine", "linear", "step", "cyclic"):
             raise ValueError(
-                f"schedule is {self.name!r}: expected constant, cosine, linear or step"
+                f"schedule is {self.name!r}: expected constant, cosine, linear, step or cyclic"
             )
         if self.name == "step" and not self.milestones:
             raise ValueError("a step schedule needs milestones: the epochs at which the rate drops")
+        if self.cycles < 1:
+            raise ValueError(f"cycles is {self.cycles}: expected at least 1 learning-rate cycle")
+        if not 0 <= self.low <= 1:
+            raise ValueError(
+                f"low is {self.low:g}: expected the share of the rate left at a cycle's end, from 0 to 1"
+            )
+
+    def cycle_ends(self, epochs: int, steps_per_epoch: int) -> tuple[int, ...]:
+        """The numbers of updates after which a cycle of a `cyclic` schedule ends; else none.
+
+        The last one is the last update of the run. With fewer updates than cycles, every update is one.
+
+        Example:
+            >>> import torchbayes as tb
+            >>> tb.Schedule("cyclic", cycles=3).cycle_ends(epochs=2, steps_per_epoch=5)
+            (4, 7, 10)
+        """
+        if self.name != "cyclic":
+            return ()
+        total = max(1, epochs * steps_per_epoch)
+        warmup = min(round(self.warmup_epochs * steps_per_epoch), total - 1)
+        return tuple(warmup + end for end in _cycle_ends(total - warmup, self.cycles))
 
     def build(self, optimizer: Optimizer, epochs: int, steps_per_epoch: int) -> lrs.LRScheduler:
         """The torch scheduler of this schedule for one optimiser."""
         total = max(1, epochs * steps_per_epoch)
         warmup = round(self.warmup_epochs * steps_per_epoch)
         rest = max(1, total - warmup)
+        ends = _cycle_ends(rest, self.cycles)
         make: dict[str, Callable[[], lrs.LRScheduler]] = {
             "constant": lambda: lrs.ConstantLR(optimizer, factor=1.0),
             "cosine": lambda: lrs.CosineAnnealingLR(optimizer, T_max=rest),
@@ -58,8 +87,25 @@ class Schedule:
                 [max(1, m * steps_per_epoch - warmup) for m in self.milestones],
                 self.gamma,
             ),
+            # CosineAnnealingWarmRestarts has whole cycles of one length only and an absolute minimum.
+            "cyclic": lambda: lrs.LambdaLR(optimizer, lambda step: _cyclic(step, ends, self.low)),
         }
         if warmup == 0:
             return make[self.name]()
         rise = lrs.LinearLR(optimizer, start_factor=0.01, total_iters=warmup)
         return lrs.SequentialLR(optimizer, [rise, make[self.name]()], milestones=[warmup])
+
+
+def _cycle_ends(steps: int, cycles: int) -> list[int]:
+    """Cut `steps` updates into `cycles` parts that differ by at most one update."""
+    return sorted({-(-steps * cycle // cycles) for cycle in range(1, cycles + 1)})
+
+
+def _cyclic(step: int, ends: Sequence[int], low: float) -> float:
+    """The factor of the learning rate before update `step`: half a cosine in every cycle."""
+    cycle = bisect_right(ends, step)
+    if cycle == len(ends):
+        return low
+    begin = ends[cycle - 1] if cycle else 0
+    progress = (step - begin) / (ends[cycle] - begin)
+    return low + (1 - low) * 0.5 * (1 + math.cos(math.pi * progress))

@@ -1,8 +1,8 @@
 """Monte-Carlo dropout: the baseline of the VOGN paper.
 
 Y. Gal and Z. Ghahramani, Dropout as a Bayesian Approximation, ICML 2016. As in the VOGN paper's baseline,
-dropout comes after every convolution and linear layer but the last and before the non-linearity, on
-single activations.
+dropout comes after every convolution and linear (here also recurrent) layer but the last and before the
+non-linearity, on single activations.
 
 Deviation: in a draw for prediction one mask serves all examples, so that a draw is one function of the
 input. For a single example its distribution is the same as that of masks drawn per example.
@@ -10,7 +10,7 @@ input. For a single example its distribution is the same as that of masks drawn 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,15 +24,17 @@ from torchbayes.posterior import Posterior, Weights, Wrapper, snapshot
 __all__ = ["DropoutPosterior", "MCDropout"]
 
 _SEED = "dropout.seed"
+_Drop = Callable[[Tensor, int], Tensor]  # outputs and the dimension that counts the examples
+_LAYERS = (nn.Linear, _ConvNd, nn.RNNBase)
 
 
 def _dropped_layers(model: nn.Module, layers: Sequence[str] | None) -> list[str]:
-    weighted = [n for n, m in model.named_modules() if isinstance(m, (nn.Linear, _ConvNd))]
+    weighted = [n for n, m in model.named_modules() if isinstance(m, _LAYERS)]
     if layers is None:
         if len(weighted) < 2:
             raise ValueError(
-                f"{type(model).__name__} has no convolution or linear layer before its last one to put "
-                "dropout after: name the modules in layers=…"
+                f"{type(model).__name__} has no convolution, linear or recurrent layer before its last one "
+                "to put dropout after: name the modules in layers=…"
             )
         return weighted[:-1]
     modules = dict(model.named_modules())
@@ -45,13 +47,19 @@ def _dropped_layers(model: nn.Module, layers: Sequence[str] | None) -> list[str]
 
 
 @contextmanager
-def _hooked(model: nn.Module, layers: Sequence[str], drop: Any) -> Iterator[None]:
+def _hooked(model: nn.Module, layers: Sequence[str], drop: _Drop) -> Iterator[None]:
     """Pass the outputs of the named modules through `drop` inside the block; no trace is left."""
     modules = dict(model.named_modules())
     handles = []
+
+    def hook(module: nn.Module, _inputs: Any, outputs: Any) -> Any:
+        if isinstance(module, nn.RNNBase):  # gives its outputs and its last state
+            return drop(outputs[0], 0 if module.batch_first else 1), *outputs[1:]
+        return drop(outputs, 0)
+
     try:
         for name in layers:
-            handles.append(modules[name].register_forward_hook(lambda _m, _i, out: drop(out)))
+            handles.append(modules[name].register_forward_hook(hook))
         yield
     finally:
         for handle in handles:
@@ -94,11 +102,13 @@ class DropoutPosterior(Posterior):
             return super().call(model, weights, *args, **kwargs)
         generator: torch.Generator | None = None
 
-        def drop(outputs: Tensor) -> Tensor:
+        def drop(outputs: Tensor, examples: int) -> Tensor:
             nonlocal generator
             if generator is None:
                 generator = torch.Generator(outputs.device).manual_seed(int(draw[_SEED]))
-            mask = torch.empty_like(outputs[:1]).bernoulli_(1 - self.p, generator=generator)
+            mask = torch.empty_like(outputs.narrow(examples, 0, 1)).bernoulli_(
+                1 - self.p, generator=generator
+            )
             return outputs * mask.div_(1 - self.p)
 
         with _hooked(model, self.layers, drop):
@@ -159,7 +169,7 @@ class MCDropout(Wrapper, DropoutPosterior):
         """Run the network, with dropout in training mode."""
         if not self.training:
             return self.model(*args, **kwargs)
-        with _hooked(self.model, self.layers, lambda outputs: F.dropout(outputs, self.p)):
+        with _hooked(self.model, self.layers, lambda outputs, _: F.dropout(outputs, self.p)):
             return self.model(*args, **kwargs)
 
     def mean(self) -> Weights:

@@ -1,0 +1,69 @@
+"""The command line: `torchbayes train | evaluate | compare | report | predict | methods | models | data`.
+
+Bad input ends with one sentence and exit code 2, a training failure with one sentence and exit code 1,
+Ctrl-C with a word on how to go on and exit code 130. A traceback means a bug in torchbayes.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+from rich.console import Console
+
+from torchbayes._version import __version__
+from torchbayes.cli import compare, inspect, train
+from torchbayes.nonfinite import TrainingError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="torchbayes",
+    help="Networks that know what they don't know: train, evaluate and compare Bayesian networks.",
+    epilog="Start with: torchbayes compare   (every method on the embedded digits, a table and a page)",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"torchbayes {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Show the version."
+    ),
+) -> None:
+    pass
+
+
+app.command("train")(train.train)
+app.command("evaluate")(train.evaluate)
+app.command("predict")(train.predict)
+app.command("compare")(compare.compare)
+app.command("report")(compare.report)
+app.command("methods")(inspect.methods)
+app.command("models")(inspect.models)
+app.command("data")(inspect.data)
+
+
+def main() -> None:
+    """Run the command line and turn errors into one sentence and an exit code."""
+    errors = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
+    try:
+        app()
+    except (ValueError, TypeError, OSError) as error:
+        errors.print(f"torchbayes: {error}")
+        sys.exit(2)
+    except TrainingError as error:
+        errors.print(f"torchbayes: {error}")
+        sys.exit(1)
+    except KeyboardInterrupt as stop:
+        errors.print(f"torchbayes: {stop}" if str(stop) else "torchbayes: stopped")
+        sys.exit(130)

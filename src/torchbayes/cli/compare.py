@@ -1,0 +1,201 @@
+"""`torchbayes compare` and `report`: several methods beside each other."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import TracebackType
+from typing import Annotated, Any
+
+import typer
+from rich import progress as bars
+from rich.console import Console
+from rich.table import Table
+
+from torchbayes.cli.options import DataDir, Json, method_pairs, settings_from
+from torchbayes.compare import Comparison, Job
+from torchbayes.experiment import Experiment
+from torchbayes.methods import METHODS, find_method
+from torchbayes.progress import Progress
+from torchbayes.recipes import find_recipe
+from torchbayes.report import write_report
+
+__all__ = ["compare", "report"]
+
+_COLUMNS = {
+    # key: (title, whether more is better, digits)
+    "accuracy": ("accuracy ↑", True, 4),
+    "nll": ("NLL ↓", False, 4),
+    "ece": ("ECE ↓", False, 4),
+    "brier": ("Brier ↓", False, 4),
+    "auroc_misclassification": ("AUROC wrong ↑", True, 3),
+    "auroc_ood": ("AUROC OOD ↑", True, 3),
+    "seconds": ("seconds", None, 1),
+}
+
+
+class _Display:
+    """One bar for the whole plan and one for the run in hand."""
+
+    def __init__(self, jobs: int) -> None:
+        self.bars = bars.Progress(
+            bars.TextColumn("[bold]{task.description}"),
+            bars.BarColumn(bar_width=None),
+            bars.TaskProgressColumn(),
+            bars.TextColumn("{task.fields[note]}"),
+            bars.TimeElapsedColumn(),
+            bars.TextColumn("left"),
+            bars.TimeRemainingColumn(elapsed_when_finished=False),
+            console=Console(stderr=True),
+            refresh_per_second=5,
+        )
+        self.plan = self.bars.add_task("all", total=jobs, note=f"{jobs} runs")
+        self.run = self.bars.add_task("", total=1, note="", visible=False)
+
+    def of(self, number: int, job: Job) -> Progress:
+        return _RunProgress(self, number)
+
+
+class _RunProgress(Progress):
+    """Shows a run of the plan on the plan's two bars."""
+
+    def __init__(self, display: _Display, number: int) -> None:
+        self._display, self._number = display, number
+
+    def start(self, name: str, total: int, done: int) -> None:
+        self._total, self._done = max(1, total), done
+        self._display.bars.reset(
+            self._display.run, description=name, total=total, completed=done, visible=True
+        )
+
+    def advance(self, loss: float) -> None:
+        self._done += 1
+        shown = self._display.bars
+        shown.update(self._display.run, completed=self._done, note=f"loss {loss:.4f}")
+        shown.update(self._display.plan, completed=self._number + self._done / self._total)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._display.bars.update(self._display.plan, completed=self._number + 1)
+
+
+def compare(
+    recipe: Annotated[
+        Path | None, typer.Option(help="A TOML file of settings; flags override it.")
+    ] = None,
+    cpu: Annotated[bool, typer.Option("--cpu", help="Use the recipe's CPU-sized version.")] = False,
+    data: Annotated[
+        str | None, typer.Option(help="Data set (`torchbayes data`) or a folder of images.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Network (`torchbayes models`).")] = None,
+    methods: Annotated[
+        str | None, typer.Option(help="Names with commas between; all of them if not given.")
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes through the training set.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Examples per update.")] = None,
+    samples: Annotated[int | None, typer.Option(help="Draws to predict with.")] = None,
+    seeds: Annotated[int, typer.Option(help="Runs of every method, with different seeds.")] = 1,
+    augment: Annotated[
+        bool | None, typer.Option("--augment/--no-augment", help="The data's usual augmentation.")
+    ] = None,
+    schedule: Annotated[
+        str | None, typer.Option(help="Learning rate: constant, cosine, linear or step.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="An option: lr=0.01 for all, ensemble.members=3 for one."),
+    ] = None,
+    model_set: Annotated[
+        list[str] | None, typer.Option(help="A network's option, such as hidden=[64,64].")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("comparison"),
+    resume: Annotated[bool, typer.Option("--resume", help="Keep what --out has already.")] = False,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Train several methods at the same budget, score them and write a page to read.
+
+    Without arguments: every method on the embedded digits, in a few minutes.
+    Writes results.json and report.html to --out. Stop it with Ctrl-C and go on with `--resume`.
+    """
+    if recipe is None and data in (None, "digits") and model is None:
+        recipe = find_recipe("demo/digits")
+    flags = {
+        "data": data, "model": model, "epochs": epochs, "batch_size": batch_size,
+        "samples": samples, "augment": augment, "schedule": schedule,
+    }  # fmt: skip
+    settings = settings_from(recipe, cpu, model_set if model_set else [], flags)
+    tables: dict[str, dict[str, Any]] = settings.pop("methods", {})
+    names = (
+        _names(methods)
+        if methods is not None
+        else list(tables) + [m for m in METHODS if m not in tables]
+    )
+    given = method_pairs(set_ if set_ else [], names)
+    options = {name: {**tables.get(name, {}), **given[name]} for name in names}
+    if seeds < 1:
+        raise ValueError(f"seeds is {seeds}: expected at least 1")
+    if (out / "results.json").exists() and not resume:
+        raise ValueError(f"{out} already holds a comparison: add --resume or choose another folder")
+    base = Experiment.from_settings({**settings, "method": names[0], "options": {}}, "the settings")
+    plan = Comparison(base, names, range(base.seed, base.seed + seeds), options, out, data_dir)
+    display = _Display(len(plan.jobs))
+    with display.bars:
+        plan.run(display.of, lambda job, scores: None)
+    page = write_report(out)
+    _show(out, page, as_json)
+
+
+def _names(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise ValueError("methods is empty: give names such as map,ensemble")
+    for name in names:
+        find_method(name)
+    return list(dict.fromkeys(names))
+
+
+def report(
+    out: Annotated[Path, typer.Argument(help="A comparison's folder.")],
+    as_json: Json = False,
+) -> None:
+    """Write report.html anew from a comparison's results."""
+    _show(out, write_report(out), as_json)
+
+
+def _show(out: Path, page: Path, as_json: bool) -> None:
+    results = json.loads((out / "results.json").read_text(encoding="utf-8"))
+    if as_json:
+        typer.echo(json.dumps(results))
+        return
+    rows: dict[str, dict[str, Any]] = results["methods"]
+    table = Table(title=f"{results['model']} on {results['data']}", title_justify="left")
+    table.add_column("method", style="bold")
+    for title, _, _ in _COLUMNS.values():
+        table.add_column(title, justify="right")
+    for name, row in rows.items():
+        table.add_row(name, *(_cell(key, row, rows) for key in _COLUMNS))
+    console = Console()
+    console.print(table)
+    for name, reason in results["failed"].items():
+        console.print(f"[bold]{name}[/bold] failed: {reason}")
+    console.print(
+        f"out of distribution: {results['ood']}   results: {out / 'results.json'}   page: {page}"
+    )
+
+
+def _cell(key: str, row: dict[str, Any], rows: dict[str, dict[str, Any]]) -> str:
+    value, (_, more, digits) = row.get(key), _COLUMNS[key]
+    if value is None:
+        return "–"
+    spread = row["spread"].get(key)
+    text = f"{value:.{digits}f}" + ("" if spread is None else f" ± {spread:.{digits}f}")
+    if more is None:
+        return text
+    values = [r[key] for r in rows.values() if r.get(key) is not None]
+    best = max(values) if more else min(values)
+    return f"[bold green]{text}[/]" if value == best and len(values) > 1 else text

@@ -1,0 +1,93 @@
+"""The options that several commands share, and `name=value` pairs."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from torchbayes.experiment import Experiment, recipe_settings
+from torchbayes.methods import find_method, method_options
+
+__all__ = ["DataDir", "Json", "method_pairs", "settings_from"]
+
+DataDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--data-dir",
+        envvar="TORCHBAYES_DATA",
+        help="A folder that already has the data files; otherwise they are downloaded to a cache.",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for a script to read.")]
+
+
+def _split(pair: str, flag: str) -> tuple[str, str]:
+    name, equals, value = pair.partition("=")
+    if not equals or not name or not value:
+        raise ValueError(f"{flag} {pair!r} is not of the form name=value, such as lr=0.01")
+    return name.strip(), value.strip()
+
+
+def _plain(text: str) -> Any:
+    """A number, a truth value or a list where the text is one, otherwise the text."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
+
+
+def _typed(method: str, name: str, text: str) -> Any:
+    """The value of a method's option, in the type that the option has."""
+    known = method_options(find_method(method))
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known)}"
+        raise ValueError(f"method {method!r} has no option {name!r}: {hint}")
+    kind, value = known[name].type, _plain(text)
+    if kind is str:
+        return text
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if kind in (int, float, bool) and type(value) is not kind:
+        raise ValueError(f"option {name} of {method!r} is {text!r}: expected {kind.__name__}")
+    return value
+
+
+def method_pairs(pairs: Sequence[str], methods: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Take `name=value` (for every method that has it) and `method.name=value` apart."""
+    result: dict[str, dict[str, Any]] = {method: {} for method in methods}
+    for pair in pairs:
+        name, value = _split(pair, "--set")
+        method, dot, option = name.partition(".")
+        if dot:
+            if method not in result:
+                raise ValueError(
+                    f"--set {pair!r} is for {method!r}, which is not among the methods"
+                )
+            result[method][option] = _typed(method, option, value)
+            continue
+        takers = [m for m in methods if name in method_options(find_method(m))]
+        for taker in takers if takers else methods[:1]:
+            result[taker][name] = _typed(taker, name, value)
+    return result
+
+
+def settings_from(
+    recipe: Path | None, cpu: bool, model_set: Sequence[str], flags: dict[str, Any]
+) -> dict[str, Any]:
+    """The settings of a recipe with the flags that were given on top."""
+    settings = {} if recipe is None else recipe_settings(recipe, cpu=cpu)
+    settings |= {key: value for key, value in flags.items() if value is not None}
+    if model_set:
+        pairs = dict(_split(pair, "--model-set") for pair in model_set)
+        given = {name: _plain(value) for name, value in pairs.items()}
+        settings["model_options"] = {**settings.get("model_options", {}), **given}
+    unknown = settings.keys() - {f.name for f in dataclasses.fields(Experiment)} - {"methods"}
+    assert not unknown, unknown
+    return settings

@@ -1,0 +1,301 @@
+"""One training run by name: data, network, method and every setting, as recipes and run folders hold it."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from torchbayes import distributed
+from torchbayes.data import DataSet, OutOfDistribution, load_data, make_loader, ood_for
+from torchbayes.data.transform import Normalise
+from torchbayes.evaluate import Predictions
+from torchbayes.likelihood import Categorical
+from torchbayes.methods import find_method
+from torchbayes.methods.base import check_options
+from torchbayes.models import build_model
+from torchbayes.posterior import Posterior, PosteriorFileError, load
+from torchbayes.predict import predictive
+from torchbayes.predictions import ClassPredictive
+from torchbayes.progress import Progress
+from torchbayes.run import RunError, RunFolder, read_toml
+from torchbayes.schedule import Schedule
+from torchbayes.storage import write_text
+from torchbayes.train import Run, fit
+
+__all__ = ["Experiment", "TrainedRun", "check_keys", "recipe_settings"]
+
+_DEFAULT_MODEL = {"digits": "mlp", "moons": "mlp"}
+_DEFAULT_MODEL_OPTIONS: dict[str, dict[str, Any]] = {
+    "digits": {"hidden": [200, 200]},
+    "moons": {"hidden": [50, 50]},
+}
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Every setting of a run; the defaults suit `digits`.
+
+    Args:
+        data: A data set's name or a folder of images.
+        model: A network's name; empty for the usual one for the data.
+        method: A method's name.
+        epochs: How often to go through the training set.
+        batch_size: The examples per update.
+        samples: The draws to predict with.
+        seed: Of everything random.
+        validation: The share of the training set to hold out and score after every epoch.
+        augment: Use the data set's usual augmentation.
+        schedule: The learning rate's course: constant, cosine, linear or step.
+        milestones: The epochs at which a step schedule drops.
+        gamma: The factor it drops by.
+        warmup_epochs: The epochs of a linear rise at the start.
+        clip_norm: The largest norm that a gradient may have; 0 for no limit.
+        amp: bfloat16 or float16 for mixed precision; empty for none.
+        accumulate: The pieces in which each update's gradient is computed.
+        model_options: The network's own options.
+        options: The method's own options.
+    """
+
+    data: str = "digits"
+    model: str = ""
+    method: str = "map"
+    epochs: int = 30
+    batch_size: int = 64
+    samples: int = 32
+    seed: int = 0
+    validation: float = 0.0
+    augment: bool = False
+    schedule: str = "constant"
+    milestones: tuple[int, ...] = ()
+    gamma: float = 0.1
+    warmup_epochs: float = 0.0
+    clip_norm: float = 0.0
+    amp: str = ""
+    accumulate: int = 1
+    model_options: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def from_settings(cls, settings: Mapping[str, Any], where: str) -> Experiment:
+        """Build one from a table of settings; a key that is not one is named with the nearest real one."""
+        known = {f.name: f for f in dataclasses.fields(cls)}
+        check_keys(settings, known, where)
+        values: dict[str, Any] = {}
+        for key, value in settings.items():
+            default = getattr(_DEFAULTS, key)
+            if isinstance(default, float) and type(value) is int:
+                value = float(value)
+            if isinstance(default, tuple) and isinstance(value, list):
+                value = tuple(value)
+            if type(value) is not type(default):
+                raise ValueError(
+                    f"{where}: {key} is {value!r}, expected a {type(default).__name__} such as {default!r}"
+                )
+            values[key] = value
+        return cls(**values).check()
+
+    def check(self) -> Experiment:
+        """Raise a `ValueError` for names and numbers that cannot be right; return the same experiment."""
+        check_options(find_method(self.method), self.options)
+        for name in ("epochs", "batch_size", "samples", "accumulate"):
+            if getattr(self, name) < 1:
+                raise ValueError(
+                    f"{name} is {getattr(self, name)}: expected a whole number of at least 1"
+                )
+        if not 0 <= self.validation < 1:
+            raise ValueError(
+                f"validation is {self.validation:g}: expected a share from 0 to below 1"
+            )
+        self._schedule()
+        return self
+
+    def _schedule(self) -> Schedule:
+        return Schedule(self.schedule, self.milestones, self.gamma, self.warmup_epochs)
+
+    @property
+    def network(self) -> str:
+        """The network's name, the data's usual one if none is set."""
+        return self.model if self.model else _DEFAULT_MODEL.get(self.data, "lenet5")
+
+    def model_factory(self, data: DataSet) -> Callable[[], nn.Module]:
+        """A function that makes the network for `data`, after one trial that shows it can."""
+        usual = {} if self.model else _DEFAULT_MODEL_OPTIONS.get(self.data, {})
+        options = {**usual, **self.model_options}
+        if not data.classes:
+            raise ValueError(f"{self.data} has no classes: the command line trains classifiers")
+
+        def make() -> nn.Module:
+            return build_model(
+                self.network, input_shape=data.shape, num_classes=data.num_classes, **options
+            )
+
+        with torch.random.fork_rng(), torch.device("meta"):
+            make()
+        return make
+
+    def load_data(self, data_dir: Path | None, download: bool = True) -> DataSet:
+        """The data, with the validation split that the settings ask for."""
+        return load_data(
+            self.data,
+            data_dir=data_dir,
+            download=download,
+            validation=self.validation,
+            seed=self.seed,
+        )
+
+    def train(
+        self,
+        folder: Path,
+        *,
+        data: DataSet,
+        resume: bool = False,
+        checkpoint_seconds: float = 30.0,
+        progress: bool | Progress = True,
+    ) -> Run:
+        """Train and leave the result in `folder`."""
+        make = self.model_factory(data)
+        with distributed.process_group():
+            alone = find_method(self.method).one_per_rank
+            loader = make_loader(
+                data,
+                data.train,
+                self.batch_size,
+                shuffle=True,
+                augment=self.augment,
+                seed=self.seed,
+                rank=0 if alone else distributed.rank(),
+                world_size=1 if alone else distributed.world_size(),
+            )
+            held_out = None if data.validation is None else make_loader(data, data.validation, 512)
+            mine = dataclasses.asdict(self)
+            return fit(
+                make,
+                loader,
+                self.method,
+                epochs=self.epochs,
+                likelihood=Categorical(),
+                validation=held_out,
+                schedule=self._schedule(),
+                clip_norm=self.clip_norm if self.clip_norm else None,
+                amp=self.amp if self.amp else None,
+                accumulate=self.accumulate,
+                seed=self.seed,
+                device="cuda" if torch.cuda.is_available() else None,
+                folder=folder,
+                resume=resume,
+                checkpoint_seconds=checkpoint_seconds,
+                config=mine | {"clip_norm": self.clip_norm, "amp": self.amp},
+                progress=progress,
+                **self.options,
+            )
+
+
+_DEFAULTS = Experiment()
+
+
+class TrainedRun:
+    """A run folder with a finished run in it.
+
+    Args:
+        folder: The run folder.
+        data_dir: Where its data is, if not in the usual place.
+    """
+
+    def __init__(self, folder: Path, data_dir: Path | None = None) -> None:
+        self.files = RunFolder(folder)
+        self.config = self.files.read_config()
+        known = {f.name for f in dataclasses.fields(Experiment)}
+        self.experiment = Experiment.from_settings(
+            {key: value for key, value in self.config.items() if key in known},
+            str(self.files.config_file),
+        )
+        self.data_dir = data_dir
+        self.data = self.experiment.load_data(data_dir)
+        self.model = self.experiment.model_factory(self.data)()
+
+    def posterior(self) -> Posterior:
+        """The run's result."""
+        if not self.files.posterior_file.exists():
+            raise RunError(
+                f"{self.files.path} has no posterior yet: finish it with the command that started it and "
+                "--resume"
+            )
+        try:
+            return load(self.files.posterior_file, self.model)
+        except PosteriorFileError as error:
+            raise RunError(str(error)) from error
+
+    def predict(self, inputs: Any, samples: int | None = None, seed: int = 0) -> ClassPredictive:
+        """Predict inputs that are normalised already."""
+        result = predictive(
+            self.model,
+            self.posterior(),
+            inputs,
+            self.experiment.samples if samples is None else samples,
+            Categorical(),
+            torch.Generator().manual_seed(seed),
+        )
+        assert isinstance(result, ClassPredictive)
+        return result
+
+    def evaluate(
+        self, samples: int | None = None, ood: OutOfDistribution | None = None
+    ) -> dict[str, float | None]:
+        """Score the run on its test set and keep predictions.npz and scores.json in its folder."""
+        data = self.data
+        ood = ood_for(data, self.data_dir) if ood is None else ood
+        loader = make_loader(data, data.test, 1000)
+        targets = torch.cat([batch[1] for batch in loader.batches(0)])
+        normalise = Normalise(data.mean, data.std)
+        foreign = normalise(ood.inputs, torch.Generator())
+        predictions = Predictions.of(
+            self.predict(loader, samples), targets, self.predict(foreign, samples)
+        )
+        predictions.save(self.files.path / "predictions.npz")
+        scores = {key: _finite(value) for key, value in predictions.scores().items()}
+        rows = self.files.read_metrics()
+        scores["seconds"] = float(rows[-1]["seconds"]) if rows else None
+        scores["parameters"] = float(sum(p.numel() for p in self.model.parameters()))
+        write_text(self.files.path / "scores.json", json.dumps(scores, indent=2) + "\n")
+        return scores
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no NaN: what is undefined is null."""
+    return value if math.isfinite(value) else None
+
+
+def check_keys(table: Mapping[str, Any], known: Mapping[str, Any], where: str) -> None:
+    """Raise a `ValueError` that names the first key of `table` that is not a known one."""
+    for key in table:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"the keys are {', '.join(known)}"
+            raise ValueError(f"{where} has an unknown key {key!r}: {hint}")
+
+
+def recipe_settings(path: Path, *, cpu: bool = False) -> dict[str, Any]:
+    """The settings of a recipe: its top-level keys, with those of its [cpu] table on top if asked for.
+
+    `title`, `paper` and the [reported] table are for readers, [methods] for `compare`.
+    """
+    table = read_toml(path)
+    settings = {f.name: f for f in dataclasses.fields(Experiment)}
+    known = settings | dict.fromkeys(("title", "paper", "note", "reported", "methods", "cpu"))
+    check_keys(table, known, str(path))
+    overrides = table.pop("cpu", {})
+    check_keys(overrides, settings | {"methods": None}, f"{path}, [cpu]")
+    if cpu:
+        for key, value in overrides.items():
+            merged = {**table.get(key, {}), **value} if isinstance(value, dict) else value
+            table[key] = merged
+    return {key: value for key, value in table.items() if key in settings or key == "methods"}

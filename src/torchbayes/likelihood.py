@@ -16,7 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributions import Distribution, Normal
 
-from torchbayes.predictions import ClassPredictive, Predictive, RegressionPredictive
+from torchbayes.predictions import (
+    ClassPredictive,
+    Predictive,
+    RegressionPredictive,
+    like_predictions,
+)
 
 __all__ = ["Categorical", "GaussianNoise", "Likelihood", "Observation", "as_likelihood"]
 
@@ -36,6 +41,14 @@ class Likelihood(nn.Module, ABC):
         """The prediction from outputs of shape (draws, examples, …)."""
 
 
+def _check_classes(shape: torch.Size) -> None:
+    if not shape or shape[0] < 2:
+        raise ValueError(
+            f"the network gives outputs of shape {tuple(shape)} per example, but class logits are at least "
+            "2: pass likelihood=torchbayes.GaussianNoise(…) for regression, or give it an output per class"
+        )
+
+
 class Categorical(Likelihood):
     """One of several classes, from logits: (examples, classes, …) as `cross_entropy` orders them.
 
@@ -47,11 +60,15 @@ class Categorical(Likelihood):
     """
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The cross entropy."""
-        return F.cross_entropy(outputs, targets)
+        """The cross entropy, summed over the positions of an example if it has several."""
+        _check_classes(outputs.shape[1:])
+        if outputs.dim() == 2:
+            return F.cross_entropy(outputs, targets)
+        return F.cross_entropy(outputs, targets, reduction="sum") / len(outputs)
 
     def predictive(self, outputs: Tensor) -> ClassPredictive:
         """Average probabilities, not logits."""
+        _check_classes(outputs.shape[2:])
         probs = outputs.float().softmax(2) if outputs.dtype.itemsize < 4 else outputs.softmax(2)
         return ClassPredictive(
             probs.mean(0), torch.special.entr(probs).sum(2).mean(0), len(outputs)
@@ -78,19 +95,19 @@ class Observation(Likelihood):
 
     def distribution(self, outputs: Tensor) -> Distribution:
         """The distribution of the targets."""
-        return self._of(outputs)
+        result = self._of(outputs)
+        if not isinstance(result, Distribution):
+            raise TypeError(
+                f"the likelihood's function gives a {type(result).__name__} but must give a "
+                "torch.distributions.Distribution of the targets"
+            )
+        return result
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Mean over examples of −log p(targets | outputs)."""
         distribution = self.distribution(outputs)
         shape = distribution.batch_shape + distribution.event_shape
-        if targets.numel() != math.prod(shape):
-            raise ValueError(
-                f"targets have shape {tuple(targets.shape)} but the network predicts {tuple(shape)}: "
-                "give one target per output"
-            )
-        # A reshape, because (n,) against (n, 1) would silently broadcast to (n, n).
-        log_prob = distribution.log_prob(targets.reshape(shape).to(outputs.dtype))
+        log_prob = distribution.log_prob(like_predictions(targets, shape).to(outputs.dtype))
         return -log_prob.sum() / len(outputs)
 
     def predictive(self, outputs: Tensor) -> RegressionPredictive:
@@ -128,6 +145,12 @@ class GaussianNoise(Observation):
         """The noise's standard deviation (where it is not predicted)."""
         return self.log_std.exp()
 
+    def predictive(self, outputs: Tensor) -> RegressionPredictive:
+        """The mixture of the draws' distributions, with the noise as it is now."""
+        now = GaussianNoise(predicted=self.predicted)
+        now.log_std = nn.Parameter(self.log_std.detach().clone(), requires_grad=False)
+        return RegressionPredictive(outputs, now.distribution)
+
     def _normal(self, outputs: Tensor) -> Normal:
         if not self.predicted:
             return Normal(outputs, self.std.to(outputs).expand_as(outputs))
@@ -149,10 +172,11 @@ def as_likelihood(value: Likelihood | nn.Module | Callable[[Tensor], Distributio
     if isinstance(value, Likelihood):
         return value
     if isinstance(value, nn.CrossEntropyLoss):
-        if value.weight is not None or value.label_smoothing or value.reduction != "mean":
+        plain = value.weight is None and not value.label_smoothing and value.ignore_index == -100
+        if not plain or value.reduction != "mean":
             raise ValueError(
-                "a CrossEntropyLoss with weights, label smoothing or a sum is not a likelihood of the "
-                "data: use torchbayes.Categorical()"
+                "a CrossEntropyLoss with weights, label smoothing, an ignored class or a sum is not a "
+                "likelihood of the data: use torchbayes.Categorical()"
             )
         return Categorical()
     if isinstance(value, nn.MSELoss):

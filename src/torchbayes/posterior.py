@@ -34,12 +34,18 @@ __all__ = [
 ]
 
 Weights = dict[str, Tensor]
+_DRAW_FILES = "draw-[0-9]*.safetensors"
 
 
 def snapshot(model: nn.Module) -> Weights:
     """Copy the parameters and buffers of `model`; a tied weight appears once, under its first name."""
     named = [*model.named_parameters(), *model.named_buffers()]
     return {name: tensor.detach().clone() for name, tensor in named}
+
+
+def _copied(weights: Mapping[str, Tensor]) -> Weights:
+    """Weights that later training steps of the model they came from do not change."""
+    return {name: tensor.detach().clone() for name, tensor in weights.items()}
 
 
 def _normal_like(tensor: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -109,6 +115,11 @@ class Posterior(ABC):
         }
         shapes = self._shapes()
         for name, shape in shapes.items():
+            if name not in own and name in model.state_dict(keep_vars=True):
+                raise ValueError(
+                    f"weight {name!r} of {type(model).__name__} is tied to another one: name a tied weight "
+                    "once, as torchbayes.snapshot(model) does"
+                )
             if name not in own:
                 raise ValueError(
                     f"the posterior of a {self.model_name or 'model'} has a weight {name!r} that "
@@ -186,7 +197,7 @@ class Point(Posterior):
     kind = "point"
 
     def __init__(self, weights: Weights, *, model_name: str = "") -> None:
-        self._weights = {name: tensor.detach() for name, tensor in weights.items()}
+        self._weights = _copied(weights)
         self.model_name = model_name
 
     def mean(self) -> Weights:
@@ -221,10 +232,15 @@ def _check_std(mean: Weights, std: Weights) -> None:
                 f"std of {name!r} has shape {tuple(value.shape)} but its mean has "
                 f"{tuple(mean[name].shape)}: give one standard deviation per weight"
             )
-        if not bool((value >= 0).all()):
+        if not (value.is_floating_point() and mean[name].is_floating_point()):
             raise ValueError(
-                f"std of {name!r} has a negative or undefined entry ({value.min().item():g}): "
-                "standard deviations are at least 0"
+                f"std of {name!r} is given but the weight is of type {mean[name].dtype}, its std of "
+                f"{value.dtype}: only real numbers can be drawn, so leave it out of std"
+            )
+        if not bool(((value >= 0) & (value < torch.inf)).all()):
+            odd = value[~((value >= 0) & (value < torch.inf))][0].item()
+            raise ValueError(
+                f"std of {name!r} has the entry {odd:g}: standard deviations are finite and at least 0"
             )
 
 
@@ -247,8 +263,8 @@ class Gaussian(Posterior):
 
     def __init__(self, mean: Weights, std: Weights, *, model_name: str = "") -> None:
         _check_std(mean, std)
-        self._mean = {name: tensor.detach() for name, tensor in mean.items()}
-        self._std = {name: tensor.detach() for name, tensor in std.items()}
+        self._mean = _copied(mean)
+        self._std = _copied(std)
         self.model_name = model_name
 
     def mean(self) -> Weights:
@@ -303,17 +319,17 @@ class LowRankGaussian(Posterior):
         self, mean: Weights, std: Weights, factors: Weights, *, model_name: str = ""
     ) -> None:
         _check_std(mean, std)
-        ranks = {factor.shape[0] for factor in factors.values()}
-        if len(ranks) > 1:
-            raise ValueError(f"factors have ranks {sorted(ranks)}: give every weight the same rank")
         for name, factor in factors.items():
-            if name not in mean or factor.shape[1:] != mean[name].shape:
+            if not factor.dim() or name not in mean or factor.shape[1:] != mean[name].shape:
                 raise ValueError(
                     f"factor {name!r} has shape {tuple(factor.shape)}: expected (rank, *shape of the mean)"
                 )
-        self._mean = {name: tensor.detach() for name, tensor in mean.items()}
-        self._std = {name: tensor.detach() for name, tensor in std.items()}
-        self._factors = {name: tensor.detach() for name, tensor in factors.items()}
+        ranks = {factor.shape[0] for factor in factors.values()}
+        if len(ranks) > 1:
+            raise ValueError(f"factors have ranks {sorted(ranks)}: give every weight the same rank")
+        self._mean = _copied(mean)
+        self._std = _copied(std)
+        self._factors = _copied(factors)
         self.rank = ranks.pop() if ranks else 0
         self.model_name = model_name
 
@@ -324,7 +340,9 @@ class LowRankGaussian(Posterior):
     def std(self) -> Weights:
         """The marginal standard deviations: the root of the covariance's diagonal."""
         result: Weights = {}
-        for name in self._std.keys() | self._factors.keys():
+        for name in self._mean:
+            if name not in self._std and name not in self._factors:
+                continue
             variance = torch.zeros_like(self._mean[name])
             if name in self._std:
                 variance += self._std[name].square()
@@ -385,10 +403,17 @@ class Samples(Posterior):
         self.folder = None if folder is None else Path(folder)
         self.model_name = "" if model is None else type(model).__name__
         self._count = 0
+        self._first_shapes: dict[str, tuple[int, ...]] | None = None
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
-            while self._file(self._count).exists():
+            found = {path.name for path in self.folder.glob(_DRAW_FILES)}
+            while self._file(self._count).name in found:
                 self._count += 1
+            if self._count != len(found):
+                raise PosteriorFileError(
+                    f"{self.folder} has {len(found)} draws but no {self._file(self._count).name}: copy the "
+                    "whole folder again, or remove the draws after the gap"
+                )
 
     def _file(self, index: int) -> Path:
         assert self.folder is not None
@@ -402,8 +427,9 @@ class Samples(Posterior):
                     "append() has nothing to take a snapshot of: make Samples(model) or pass weights"
                 )
             weights = snapshot(self._model)
+        self._check_like_first(weights)
         if self.folder is None:
-            self._memory.append({name: tensor.detach().clone() for name, tensor in weights.items()})
+            self._memory.append(_copied(weights))
         else:
             named = {f"mean/{name}": tensor for name, tensor in weights.items()}
             write_tensors(
@@ -415,6 +441,18 @@ class Samples(Posterior):
             )
         self._count += 1
 
+    def _check_like_first(self, weights: Weights) -> None:
+        if self._count == 0:
+            return
+        new = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+        first = self._shapes()
+        odd = next((n for n in [*first, *new] if new.get(n) != first.get(n)), None)
+        if odd is not None:
+            raise ValueError(
+                f"weight {odd!r} has shape {new.get(odd)} in this snapshot but {first.get(odd)} in the first "
+                "one: keep one bank (and folder) per model"
+            )
+
     def truncate(self, count: int) -> None:
         """Forget all snapshots after the first `count`, so that a resumed run can add its own."""
         if not 0 <= count <= self._count:
@@ -425,6 +463,8 @@ class Samples(Posterior):
             for index in reversed(range(count, self._count)):
                 self._file(index).unlink()
         self._count = count
+        if count == 0:
+            self._first_shapes = None
 
     def __len__(self) -> int:
         return self._count
@@ -453,13 +493,18 @@ class Samples(Posterior):
         """
         self._need_one()
         total: Weights = {}
+        types: dict[str, torch.dtype] = {}
         for index, weights in enumerate(self):
             for name, tensor in weights.items():
+                types[name] = tensor.dtype
+                if tensor.is_floating_point() and tensor.element_size() < 4:
+                    # In half precision the later of many snapshots would be rounded away.
+                    tensor = tensor.float()
                 if index == 0 or not tensor.is_floating_point():
                     total[name] = tensor
                 else:
                     total[name].lerp_(tensor, 1 / (index + 1))
-        return total
+        return {name: tensor.to(types[name]) for name, tensor in total.items()}
 
     def sample(self, generator: torch.Generator | None = None) -> Weights:
         """One of the snapshots, each with equal chance."""
@@ -481,7 +526,9 @@ class Samples(Posterior):
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         self._need_one()
-        return {name: tuple(tensor.shape) for name, tensor in self[0].items()}
+        if self._first_shapes is None:
+            self._first_shapes = {name: tuple(tensor.shape) for name, tensor in self[0].items()}
+        return self._first_shapes
 
     def save(self, path: str | Path) -> None:
         """Write one file, or for a bank that lives in a folder a folder of files.
@@ -494,8 +541,10 @@ class Samples(Posterior):
         if self.folder is None:
             super().save(path)
         elif path.resolve() != self.folder.resolve():
-            Samples(folder=path).truncate(0)
-            for index in range(self._count):
+            for old in sorted(path.glob(_DRAW_FILES)):
+                old.unlink()
+            # The first draw last: a copy that was cut short has a gap, which a reader sees.
+            for index in reversed(range(self._count)):
                 source = self._file(index)
                 with atomic_path(path / source.name) as temporary:
                     shutil.copyfile(source, temporary)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
@@ -9,7 +10,21 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-__all__ = ["ClassPredictive", "Predictive", "RegressionPredictive"]
+__all__ = ["ClassPredictive", "Predictive", "RegressionPredictive", "like_predictions"]
+
+
+def like_predictions(targets: Tensor, shape: torch.Size) -> Tensor:
+    """Give `targets` the shape of what is predicted: (n,) and (n, 1) mean the same, all else must agree.
+
+    Without this, (n,) against (n, 1) would silently broadcast to (n, n).
+    """
+    wide, own = ([size for size in each[1:] if size != 1] for each in (shape, targets.shape))
+    if targets.shape[:1] != shape[:1] or wide != own:
+        raise ValueError(
+            f"targets have shape {tuple(targets.shape)} but the network predicts {tuple(shape)}: "
+            "give one target per output"
+        )
+    return targets.reshape(shape)
 
 
 class Predictive(ABC):
@@ -51,6 +66,13 @@ class Predictive(ABC):
     @abstractmethod
     def cat(parts: Sequence[Predictive]) -> Predictive:
         """The predictions of several sets of examples, by the same draws, in order."""
+
+
+def _check_parts(parts: Sequence[Predictive], own: Sequence[Predictive]) -> None:
+    if not own or len(own) != len(parts) or len({part.draws for part in own}) > 1:
+        raise ValueError(
+            f"cannot join these {len(parts)} predictions: they must be of one kind and by the same draws"
+        )
 
 
 class ClassPredictive(Predictive):
@@ -96,11 +118,14 @@ class ClassPredictive(Predictive):
 
     def log_prob(self, targets: Tensor) -> Tensor:
         """The log-probability of each target class."""
-        return self.probs.gather(1, targets.unsqueeze(1)).squeeze(1).log()
+        return self.probs.gather(1, targets.long().unsqueeze(1)).squeeze(1).log()
 
     def merge(self, other: Predictive) -> ClassPredictive:
         """The average of both, weighted by their number of draws."""
-        assert isinstance(other, ClassPredictive)
+        if not isinstance(other, ClassPredictive) or other.probs.shape != self.probs.shape:
+            raise ValueError(
+                "cannot merge these predictions: both must be of classes, for the same examples"
+            )
         draws = self.draws + other.draws
         share = other.draws / draws
         return ClassPredictive(
@@ -113,6 +138,7 @@ class ClassPredictive(Predictive):
     def cat(parts: Sequence[Predictive]) -> ClassPredictive:
         """The rows of all parts."""
         own = [part for part in parts if isinstance(part, ClassPredictive)]
+        _check_parts(parts, own)
         return ClassPredictive(
             torch.cat([part.probs for part in own]),
             torch.cat([part._aleatoric for part in own]),
@@ -136,10 +162,11 @@ class RegressionPredictive(Predictive):
 
     @property
     def _components(self) -> Distribution:
-        return self._distribution(self.outputs.flatten(0, 1))
+        with torch.no_grad():  # a learned noise level must not tie predictions to its gradient
+            return self._distribution(self.outputs.flatten(0, 1))
 
     def _by_draw(self, value: Tensor) -> Tensor:
-        return value.reshape(self.draws, -1, *value.shape[1:])
+        return value.reshape(self.draws, len(self), *value.shape[1:])
 
     @property
     def means(self) -> Tensor:
@@ -180,10 +207,10 @@ class RegressionPredictive(Predictive):
         """The log-density of each target under the mixture, summed over the outputs of an example."""
         components = self._components
         shape = self.means.shape[1:]
-        repeated = targets.reshape(shape).expand(self.draws, *shape).flatten(0, 1)
+        repeated = like_predictions(targets, shape).expand(self.draws, *shape).flatten(0, 1)
         log_probs = self._by_draw(components.log_prob(repeated))
         joint = log_probs.flatten(2).sum(2) if log_probs.dim() > 2 else log_probs
-        return joint.logsumexp(0) - torch.log(torch.tensor(float(self.draws)))
+        return joint.logsumexp(0) - math.log(self.draws)
 
     def quantile(self, q: float, *, tolerance: float = 1e-6) -> Tensor:
         """The value that a new observation stays below with probability `q`.
@@ -198,7 +225,7 @@ class RegressionPredictive(Predictive):
             raise ValueError(f"q is {q:g}: expected a probability between 0 and 1, such as 0.95")
         components = self._components
         try:
-            quantile = components.icdf(torch.as_tensor(q))
+            quantile = components.icdf(self.outputs.new_tensor(q))
         except NotImplementedError as error:
             raise TypeError(
                 f"{type(components).__name__} has no quantile function: use mean and std, or sample it"
@@ -206,8 +233,10 @@ class RegressionPredictive(Predictive):
         # The mixture's quantile lies between the smallest and the largest of its parts'.
         per_draw = self._by_draw(quantile)
         low, high = per_draw.amin(0), per_draw.amax(0)
-        width = (high - low).max() / (tolerance * self.std.clamp_min(1e-30).min())
-        for _ in range(int(torch.log2(width.clamp_min(1)).ceil())):
+        halvings = torch.log2((high - low) / (tolerance * self.std.clamp_min(1e-30))).ceil()
+        # Heavy tails may have no standard deviation; no float has more than 128 halvings to make.
+        count = halvings.nan_to_num(nan=128).clamp(0, 128).max() if len(self) else 0
+        for _ in range(int(count)):
             middle = 0.5 * (low + high)
             repeated = middle.expand(self.draws, *middle.shape).flatten(0, 1)
             below = self._by_draw(components.cdf(repeated)).mean(0) < q
@@ -216,12 +245,19 @@ class RegressionPredictive(Predictive):
 
     def merge(self, other: Predictive) -> RegressionPredictive:
         """The mixture of both."""
-        assert isinstance(other, RegressionPredictive)
+        if (
+            not isinstance(other, RegressionPredictive)
+            or other.outputs.shape[1:] != self.outputs.shape[1:]
+        ):
+            raise ValueError(
+                "cannot merge these predictions: both must be of numbers, for the same examples"
+            )
         return RegressionPredictive(torch.cat([self.outputs, other.outputs]), self._distribution)
 
     @staticmethod
     def cat(parts: Sequence[Predictive]) -> RegressionPredictive:
         """The rows of all parts."""
         own = [part for part in parts if isinstance(part, RegressionPredictive)]
+        _check_parts(parts, own)
         outputs = torch.cat([part.outputs for part in own], dim=1)
         return RegressionPredictive(outputs, own[0]._distribution)

@@ -32,6 +32,14 @@ __all__ = [
 ]
 
 
+def _diagonal(posterior: Gaussian) -> Gaussian:
+    if not isinstance(posterior, Gaussian):
+        raise TypeError(
+            f"a {type(posterior).__name__} is not a diagonal Gaussian: pass a torchbayes.Gaussian"
+        )
+    return posterior
+
+
 def _positive(name: str, value: float) -> float:
     if not value > 0 or math.isinf(value):
         raise ValueError(f"{name} is {value:g}: expected a finite number above 0")
@@ -47,9 +55,11 @@ class Prior(ABC):
 
     def log_prob(self, weights: Weights) -> Tensor:
         """The log-density of all `weights`, a scalar; differentiable."""
-        return torch.stack(
-            [self.log_prob_of(name, w).double() for name, w in weights.items()]
-        ).sum()
+        if not weights:
+            return torch.zeros((), dtype=torch.float64)
+        # Squares and their sums leave the range of half precision.
+        single = {n: w.float() if w.element_size() < 4 else w for n, w in weights.items()}
+        return torch.stack([self.log_prob_of(n, w).double() for n, w in single.items()]).sum()
 
     def grad(self, weights: Weights) -> Weights:
         """The gradient of `log_prob` at `weights`."""
@@ -89,18 +99,23 @@ class GaussianPrior(Prior):
     """
 
     def __init__(self, mean: float | Weights = 0.0, precision: float | Weights = 1.0) -> None:
-        for name, value in precision.items() if isinstance(precision, dict) else [("", precision)]:
-            low = float(value.min()) if isinstance(value, Tensor) else float(value)
-            if not low >= 0 or (not isinstance(value, Tensor) and not low > 0):
-                of = f" of {name!r}" if name else ""
-                raise ValueError(f"precision{of} is {low:g}: expected a number above 0 (1/std²)")
+        if not isinstance(precision, dict):
+            _positive("precision (1/std²)", precision)
+        else:
+            for name, value in precision.items():
+                bad = value[~((value >= 0) & (value < math.inf))]
+                if bad.numel():
+                    raise ValueError(
+                        f"precision of {name!r} has the entry {bad[0].item():g}: expected finite numbers "
+                        "from 0 (1/std²; 0 for no prior)"
+                    )
         self.mean = mean
         self.precision = precision
 
     @classmethod
     def from_posterior(cls, posterior: Gaussian) -> GaussianPrior:
         """The posterior of one task as the prior of the next; its deterministic weights have no prior."""
-        mean, std = posterior.mean(), posterior.std()
+        mean, std = _diagonal(posterior).mean(), posterior.std()
         precision = {
             name: std[name].square().reciprocal() if name in std else torch.zeros_like(value)
             for name, value in mean.items()
@@ -128,6 +143,13 @@ class GaussianPrior(Prior):
             raise ValueError(
                 f"the prior has no {what} for weight {name!r}: give one for every weight, or one number"
             )
+        shape = value[name].shape
+        pairs = zip(reversed(shape), reversed(weight.shape), strict=False)
+        if len(shape) > weight.dim() or any(own not in (1, size) for own, size in pairs):
+            raise ValueError(
+                f"the prior's {what} of weight {name!r} has shape {tuple(shape)} but the weight has "
+                f"{tuple(weight.shape)}: give one number per weight"
+            )
         return value[name].to(weight)
 
     def log_prob_of(self, name: str, weight: Tensor) -> Tensor:
@@ -148,17 +170,17 @@ class GaussianPrior(Prior):
 
     def kl(self, posterior: Gaussian) -> Tensor:
         """KL between two diagonal Gaussians, by `torch.distributions.kl_divergence`."""
-        means, stds = posterior.mean(), posterior.std()
+        means, stds = _diagonal(posterior).mean(), posterior.std()
         terms = []
         for name, std in stds.items():
             mean, precision = self.moments(name, std)
             proper = (precision > 0).expand_as(std)
             if not bool(proper.any()):
                 continue
-            q = Normal(means[name][proper], std[proper])
-            p = Normal(
-                mean.expand_as(std)[proper], precision.expand_as(std)[proper].reciprocal().sqrt()
-            )
+            # Unvalidated, because a standard deviation of 0 has a KL, which is infinite.
+            q = Normal(means[name][proper], std[proper], validate_args=False)
+            scale = precision.expand_as(std)[proper].reciprocal().sqrt()
+            p = Normal(mean.expand_as(std)[proper], scale, validate_args=False)
             terms.append(kl_divergence(q, p).double().sum())
         return torch.stack(terms).sum() if terms else torch.zeros((), dtype=torch.float64)
 

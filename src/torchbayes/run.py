@@ -78,7 +78,9 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             probe = self.path / ".writable"
             probe.touch()
-            probe.unlink()
+            probe.unlink(missing_ok=True)
+            for left_by_a_kill in self.path.glob(f".{self.checkpoint_file.name}.*.part"):
+                left_by_a_kill.unlink(missing_ok=True)
         except OSError as error:
             raise RunError(
                 f"cannot write to {self.path} ({error.strerror or error}): choose another output folder"

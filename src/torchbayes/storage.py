@@ -62,11 +62,14 @@ def write_text(path: str | Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
-def _checksum(tensors: Mapping[str, Tensor]) -> int:
-    crc = 0
+def _checksum(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> int:
+    """A CRC of all that a reader relies on: the header, and every tensor's name, type and content."""
+    described = {key: value for key, value in header.items() if key != "crc32"}
+    crc = zlib.crc32(json.dumps(described, sort_keys=True).encode())
     for name in sorted(tensors):
-        data = tensors[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-        crc = zlib.crc32(data.data, zlib.crc32(name.encode(), crc))
+        tensor = tensors[name].detach().cpu().contiguous()
+        crc = zlib.crc32(f"{name}:{tensor.dtype}".encode(), crc)
+        crc = zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data, crc)
     return crc
 
 
@@ -90,16 +93,16 @@ def write_tensors(
             value = value.clone()
         seen.add(value.untyped_storage().data_ptr())
         plain[name] = value
-    header = {
+    header: dict[str, Any] = {
         "format": _FORMAT,
         "version": _VERSION,
         "torchbayes": __version__,
         "kind": kind,
         "model": model_name,
         "shapes": {name: list(tensor.shape) for name, tensor in plain.items()},
-        "crc32": _checksum(plain),
         "settings": settings,
     }
+    header["crc32"] = _checksum(header, plain)
     with atomic_path(path) as temporary:
         save_file(plain, str(temporary), metadata={"torchbayes": json.dumps(header)})
 
@@ -119,7 +122,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise PosteriorFileError(
             f"{path} is cut short, damaged or not a safetensors file ({error}): copy or train it again"
         ) from error
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, RecursionError):
         header = None
     if not isinstance(header, dict) or header.get("format") != _FORMAT:
         raise PosteriorFileError(
@@ -132,7 +135,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             f"torchbayes reads up to {_VERSION}: upgrade torchbayes"
         )
     shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
-    if header.get("shapes") != shapes or header.get("crc32") != _checksum(tensors):
+    if header.get("shapes") != shapes or header.get("crc32") != _checksum(header, tensors):
         raise PosteriorFileError(
             f"{path} is damaged: its tensors are not the ones its header describes; copy or train it again"
         )

@@ -20,8 +20,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 from torchbayes import distributed
+from torchbayes.data import Split
 from torchbayes.data.batch import batch_len, call, slice_batch, split_batch, to_device
 from torchbayes.data.loader import BatchLoader
 from torchbayes.data.order import EpochLoader
@@ -562,6 +564,10 @@ def _as_loader(
     rank, world = shard
     if isinstance(data, EpochLoader):
         return data
+    if isinstance(data, Split):
+        data = (data.inputs, data.targets)
+    elif isinstance(data, TensorDataset):
+        data = data.tensors  # in memory: no need to gather example by example
     if isinstance(data, (tuple, list)) and len(data) == 2:
         inputs, targets = data
         if isinstance(targets, Tensor):

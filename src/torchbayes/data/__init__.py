@@ -1,0 +1,44 @@
+"""Data: readers, downloads, loaders whose randomness survives a restart, and augmentation."""
+
+from torchbayes.data.batch import (
+    Inputs,
+    batch_len,
+    call,
+    slice_batch,
+    split_batch,
+    to_device,
+)
+from torchbayes.data.dataset import DataSet, Split
+from torchbayes.data.datasets import DATASETS, DataEntry, load_data, make_loader
+from torchbayes.data.error import DataError
+from torchbayes.data.folder import ImageFolder
+from torchbayes.data.images import read_image
+from torchbayes.data.loader import BatchLoader
+from torchbayes.data.ood import OutOfDistribution, ood_for
+from torchbayes.data.stream import StreamLoader
+from torchbayes.data.transform import Chain, Normalise, PadCropFlip
+
+__all__ = [
+    "DATASETS",
+    "BatchLoader",
+    "Chain",
+    "DataEntry",
+    "DataError",
+    "DataSet",
+    "ImageFolder",
+    "Inputs",
+    "Normalise",
+    "OutOfDistribution",
+    "PadCropFlip",
+    "Split",
+    "StreamLoader",
+    "batch_len",
+    "call",
+    "load_data",
+    "make_loader",
+    "ood_for",
+    "read_image",
+    "slice_batch",
+    "split_batch",
+    "to_device",
+]

@@ -1,0 +1,138 @@
+"""What a batch is: tensors alone, or in tuples and dicts, with or without targets.
+
+Training, prediction and batch-norm recalibration all take batches apart here, so a loader that one
+of them accepts is accepted by all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["Inputs", "arguments", "batch_len", "call", "slice_batch", "split_batch", "to_device"]
+
+Inputs: TypeAlias = Tensor | Sequence[Any] | Mapping[str, Any]
+
+_TARGET_KEYS = ("target", "targets", "label", "labels", "y")
+
+
+def split_batch(batch: Any) -> tuple[Inputs, Tensor | None]:
+    """Take a batch apart into what the model is called with and what it should answer.
+
+    Args:
+        batch: A tensor (inputs only), a tuple or list `(inputs,)` or `(inputs, targets)`, or a dict
+            whose targets are under `target`, `targets`, `label`, `labels` or `y`.
+
+    Returns:
+        The inputs, and the targets or None where the batch has none.
+
+    Example:
+        >>> inputs, targets = split_batch({"x": torch.zeros(3, 2), "y": torch.arange(3)})
+        >>> list(inputs), targets
+        (['x'], tensor([0, 1, 2]))
+    """
+    if isinstance(batch, Tensor):
+        return batch, None
+    if isinstance(batch, Mapping):
+        keys = [key for key in _TARGET_KEYS if key in batch]
+        if len(keys) > 1:
+            raise ValueError(
+                f"This batch has targets under both {keys[0]!r} and {keys[1]!r}: keep one of them."
+            )
+        rest = {key: value for key, value in batch.items() if key not in keys}
+        return rest, batch[keys[0]] if keys else None
+    if isinstance(batch, (tuple, list)):
+        if len(batch) == 1:
+            return batch[0], None
+        if len(batch) == 2:
+            return batch[0], batch[1]
+        raise ValueError(
+            f"A batch is (inputs,) or (inputs, targets), but this one has {len(batch)} entries: "
+            "put several inputs into one tuple or dict, as in ((x1, x2), targets)."
+        )
+    raise TypeError(
+        f"A batch is a tensor, a tuple, a list or a dict, not {type(batch).__name__}: "
+        "convert it in the loader's collate function."
+    )
+
+
+def call(model: nn.Module | Callable[..., Any], inputs: Inputs) -> Any:
+    """Call `model` as the inputs' form asks: `model(x)`, `model(*x)` or `model(**x)`.
+
+    Example:
+        >>> call(torch.add, (torch.ones(2), torch.ones(2)))
+        tensor([2., 2.])
+    """
+    args, kwargs = arguments(inputs)
+    return model(*args, **kwargs)
+
+
+def arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Give the positional and keyword arguments that `inputs` stand for; see `call`."""
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    if isinstance(inputs, (tuple, list)):
+        return tuple(inputs), {}
+    return (inputs,), {}
+
+
+def to_device(inputs: Any, device: torch.device | str) -> Any:
+    """Move every tensor of `inputs` to `device`; anything else in there stays as it is."""
+    return map_tensors(inputs, lambda tensor: tensor.to(device))
+
+
+def slice_batch(inputs: Any, start: int, stop: int) -> Any:
+    """Keep examples `start` to `stop` of every tensor of `inputs`.
+
+    Example:
+        >>> slice_batch((torch.arange(5), torch.arange(5)), 1, 3)
+        (tensor([1, 2]), tensor([1, 2]))
+    """
+    return map_tensors(inputs, lambda tensor: tensor[start:stop] if tensor.dim() else tensor)
+
+
+def batch_len(inputs: Any) -> int:
+    """Count the examples of a batch: the length of its first tensor that has a length.
+
+    Example:
+        >>> batch_len({"x": torch.zeros(3, 2)})
+        3
+    """
+    length = _first_length(inputs)
+    if length is None:
+        raise ValueError(
+            f"These inputs ({type(inputs).__name__}) have no tensor with a batch dimension: "
+            "the first dimension of a tensor counts the examples."
+        )
+    return length
+
+
+def map_tensors(inputs: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """Apply `function` to each tensor of a tensor, tuple, list or dict, however nested."""
+    if isinstance(inputs, Tensor):
+        return function(inputs)
+    if isinstance(inputs, Mapping):
+        return {key: map_tensors(value, function) for key, value in inputs.items()}
+    if isinstance(inputs, tuple):
+        return tuple(map_tensors(value, function) for value in inputs)
+    if isinstance(inputs, list):
+        return [map_tensors(value, function) for value in inputs]
+    return inputs
+
+
+def _first_length(inputs: Any) -> int | None:
+    if isinstance(inputs, Tensor):
+        return inputs.shape[0] if inputs.dim() else None
+    values: Any = ()
+    if isinstance(inputs, Mapping):
+        values = inputs.values()
+    elif isinstance(inputs, (tuple, list)):
+        values = inputs
+    for value in values:
+        length = _first_length(value)
+        if length is not None:
+            return length
+    return None

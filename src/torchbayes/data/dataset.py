@@ -1,0 +1,127 @@
+"""What a data set is: named splits, classes, shape and the constants to normalise with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from torchbayes.data.error import DataError
+from torchbayes.data.folder import ImageFolder
+from torchbayes.data.transform import PadCropFlip
+
+__all__ = ["DataSet", "Split", "hold_out"]
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Inputs and targets in memory; also a map-style data set of `(input, target)` pairs.
+
+    Args:
+        inputs: uint8 images (examples, channels, height, width) or floating-point features.
+        targets: One class number (int64) or value (float) an example.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+
+    def __post_init__(self) -> None:
+        if len(self.inputs) != len(self.targets):
+            raise DataError(
+                f"There are {len(self.inputs)} inputs but {len(self.targets)} targets: "
+                "give one target an example."
+            )
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.inputs[index], self.targets[index]
+
+    def subset(self, index: Tensor) -> Split:
+        """Keep the examples of `index`, in its order."""
+        return Split(self.inputs[index], self.targets[index])
+
+
+@dataclass(frozen=True, eq=False)
+class DataSet:
+    """A data set ready to train and test on.
+
+    Args:
+        name: The name it was asked for by.
+        train: Training examples, in memory or streamed from a folder.
+        test: Test examples.
+        validation: Examples held out of the training ones, or None.
+        classes: Class names in the order of their numbers; empty for regression.
+        shape: Shape of one input.
+        mean: Mean of the training inputs by channel, in [0, 1] for images.
+        std: Standard deviation likewise.
+        augment: The augmentation that is usual for these data, or None.
+        note: Where the data are from and what was done to them.
+    """
+
+    name: str
+    train: Split | ImageFolder
+    test: Split | ImageFolder
+    validation: Split | ImageFolder | None
+    classes: tuple[str, ...]
+    shape: tuple[int, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    augment: PadCropFlip | None = None
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.classes:
+            return
+        for part in (self.train, self.validation, self.test):
+            if part is None or len(part) == 0:
+                continue
+            low, high = int(part.targets.min()), int(part.targets.max())
+            if low < 0 or high >= len(self.classes):
+                raise DataError(
+                    f"Data set {self.name!r} has the label {low if low < 0 else high}, but its "
+                    f"{len(self.classes)} classes are numbered 0 to {len(self.classes) - 1}: "
+                    "correct the labels."
+                )
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes; 0 for regression."""
+        return len(self.classes)
+
+    @property
+    def train_size(self) -> int:
+        """Number of training examples, without those held out for validation."""
+        return len(self.train)
+
+
+def hold_out(data: DataSet, validation: float | int, seed: int) -> DataSet:
+    """Move examples from the training split into a validation split.
+
+    Args:
+        data: A data set whose training split is to be divided.
+        validation: How many examples (an int) or what part of them (a float below 1); 0 leaves the
+            data set as it is.
+        seed: Which ones: they are the last of a random permutation of the training split.
+    """
+    size = len(data.train)
+    count = round(validation * size) if isinstance(validation, float) else int(validation)
+    fraction_off = isinstance(validation, float) and not 0 <= validation < 1
+    if isinstance(validation, bool) or fraction_off or not 0 <= count < size:
+        raise ValueError(
+            f"validation is {validation}: give a fraction from 0 to below 1, or a number of "
+            f"examples below the {size} of the training split."
+        )
+    if count == 0:
+        return data
+    if data.validation is not None:
+        raise ValueError(
+            f"Data set {data.name!r} already has a validation split of {len(data.validation)} "
+            "examples: leave validation at 0."
+        )
+    order = torch.randperm(size, generator=torch.Generator().manual_seed(seed))
+    # Sorted, so that both splits keep the order of the files they come from.
+    kept, held = order[: size - count].sort().values, order[size - count :].sort().values
+    return replace(data, train=data.train.subset(kept), validation=data.train.subset(held))

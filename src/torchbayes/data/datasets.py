@@ -1,0 +1,214 @@
+"""The data sets by name, and the loader that fits each."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from torchbayes.data.cifar import CIFAR10, load_cifar10
+from torchbayes.data.dataset import DataSet, Split, hold_out
+from torchbayes.data.folder import ImageFolder
+from torchbayes.data.image_sets import load_folder
+from torchbayes.data.loader import BatchLoader
+from torchbayes.data.mnist import FASHION_MNIST, MNIST, load_fashion_mnist, load_mnist
+from torchbayes.data.source import Source, find
+from torchbayes.data.stream import StreamLoader
+from torchbayes.data.svhn import SVHN, load_svhn
+from torchbayes.data.toy import load_digits, load_moons
+from torchbayes.data.transform import Chain, Normalise, Transform
+
+__all__ = ["DATASETS", "DataEntry", "load_data", "make_loader"]
+
+
+@dataclass(frozen=True)
+class DataEntry:
+    """A line of the registry.
+
+    Args:
+        name: What `load_data` and the command line call it.
+        summary: One line for people.
+        homepage: Where it is published.
+        load: Called with the data folder and whether to download.
+        source: Its files, or None where scikit-learn has them.
+        ood: The data set usually taken as out of distribution, or None.
+    """
+
+    name: str
+    summary: str
+    homepage: str
+    load: Callable[[str | Path | None, bool], DataSet]
+    source: Source | None = None
+    ood: str | None = None
+
+    def available(self, data_dir: str | Path | None = None) -> bool:
+        """Whether the data are on this machine, so that loading them downloads nothing."""
+        return self.source is None or find(self.source, data_dir) is not None
+
+
+_SKLEARN = "https://scikit-learn.org/stable/datasets.html"
+
+DATASETS: dict[str, DataEntry] = {
+    entry.name: entry
+    for entry in (
+        DataEntry(
+            "digits",
+            "1,797 handwritten digits, 8 × 8 grey; comes with scikit-learn",
+            _SKLEARN,
+            load_digits,
+        ),
+        DataEntry(
+            "moons",
+            "1,000 points in the plane, two interleaved half circles",
+            _SKLEARN,
+            load_moons,
+        ),
+        DataEntry(
+            "mnist",
+            "70,000 handwritten digits, 28 × 28 grey",
+            "https://yann.lecun.com/exdb/mnist/",
+            load_mnist,
+            MNIST,
+            "fashion-mnist",
+        ),
+        DataEntry(
+            "fashion-mnist",
+            "70,000 pictures of clothing, 28 × 28 grey",
+            "https://github.com/zalandoresearch/fashion-mnist",
+            load_fashion_mnist,
+            FASHION_MNIST,
+            "mnist",
+        ),
+        DataEntry(
+            "cifar10",
+            "60,000 photographs of ten kinds of things, 32 × 32 colour",
+            "https://www.cs.toronto.edu/~kriz/cifar.html",
+            load_cifar10,
+            CIFAR10,
+            "svhn",
+        ),
+        DataEntry(
+            "svhn",
+            "99,289 house numbers, 32 × 32 colour",
+            "http://ufldl.stanford.edu/housenumbers/",
+            load_svhn,
+            SVHN,
+            "cifar10",
+        ),
+    )
+}
+
+
+def load_data(
+    name: str,
+    *,
+    data_dir: str | Path | None = None,
+    download: bool = True,
+    validation: float | int = 0.0,
+    seed: int = 0,
+    size: int | None = None,
+    stream: bool | None = None,
+) -> DataSet:
+    """Load a data set by name, or make one of a folder of images.
+
+    Args:
+        name: A name in `DATASETS`, `folder:PATH`, or the path of a folder with a subfolder of
+            images for each class (or with `train` and `test` or `val` folders of such).
+        data_dir: Folder that already has the files; by default what TORCHBAYES_DATA names. Files
+            that it does not have are taken from the cache of earlier downloads.
+        download: Whether files that are nowhere on this machine may be downloaded (to the cache).
+        validation: Training examples to hold out: how many (int) or what part (float).
+        seed: Which ones to hold out.
+        size: For a folder: the side that images are brought to; None goes by the images.
+        stream: For a folder: whether images are decoded at each use; None goes by their number.
+
+    Raises:
+        ValueError: If there is no data set of that name.
+        DataError: If the files are missing or damaged.
+
+    Example:
+        >>> data = load_data("digits", validation=0.1)
+        >>> data.train_size, len(data.validation), len(data.test), data.shape
+        (1212, 135, 450, (1, 8, 8))
+    """
+    entry = DATASETS.get(name)
+    if entry is not None:
+        for option, value in (("size", size), ("stream", stream)):
+            if value is not None:
+                raise ValueError(
+                    f"{option}={value} is for folders of images and {name!r} is not one: "
+                    "leave it out."
+                )
+        data = entry.load(data_dir, download)
+    elif name.startswith("folder:") or os.sep in name or Path(name).is_dir():
+        data = load_folder(name.removeprefix("folder:"), size=size, stream=stream)
+    else:
+        near = difflib.get_close_matches(name.lower(), DATASETS, n=1, cutoff=0.4)
+        hint = f"did you mean {near[0]!r}" if near else f"the names are {', '.join(DATASETS)}"
+        raise ValueError(
+            f"There is no data set {name!r}: {hint}, or give folder:PATH for a folder of images."
+        )
+    return hold_out(data, validation, seed)
+
+
+def make_loader(
+    data: DataSet,
+    split: Split | ImageFolder,
+    batch_size: int,
+    *,
+    shuffle: bool = False,
+    augment: bool = False,
+    seed: int = 0,
+    drop_last: bool = False,
+    rank: int = 0,
+    world_size: int = 1,
+    workers: int = 2,
+) -> BatchLoader | StreamLoader:
+    """Make the loader of a split, normalised with the data set's constants.
+
+    Args:
+        data: The data set.
+        split: One of its splits: in memory gives a `BatchLoader`, a folder a `StreamLoader`.
+        batch_size: Examples of a (global) batch.
+        shuffle: Whether each epoch has its own random order.
+        augment: Whether to apply the data set's usual augmentation, if it has one.
+        seed: Seed of order and augmentation.
+        drop_last: Whether an incomplete last batch is left out.
+        rank: This process among `world_size`.
+        world_size: Processes that share each batch.
+        workers: Worker processes of a `StreamLoader`.
+
+    Example:
+        >>> data = load_data("digits")
+        >>> loader = make_loader(data, data.train, 64, shuffle=True)
+        >>> len(loader), next(iter(loader))[0].shape
+        (22, torch.Size([64, 1, 8, 8]))
+    """
+    transform: Transform = Normalise(data.mean, data.std)
+    if augment and data.augment is not None:
+        transform = Chain(data.augment, transform)
+    if isinstance(split, ImageFolder):
+        return StreamLoader(
+            split,
+            batch_size,
+            shuffle=shuffle,
+            seed=seed,
+            transform=transform,
+            drop_last=drop_last,
+            rank=rank,
+            world_size=world_size,
+            workers=workers,
+        )
+    return BatchLoader(
+        split.inputs,
+        split.targets,
+        batch_size,
+        shuffle=shuffle,
+        seed=seed,
+        transform=transform,
+        drop_last=drop_last,
+        rank=rank,
+        world_size=world_size,
+    )

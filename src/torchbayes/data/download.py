@@ -1,0 +1,232 @@
+"""Downloads that survive broken connections and never leave a bad file behind.
+
+pooch decides what is needed, checks the published checksum and moves the file into place; this
+module gives it a downloader that continues where a connection broke (HTTP range requests on a
+`.part` file), several mirrors, and a progress bar.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tarfile
+import tempfile
+import time
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pooch
+import requests
+import urllib3
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+from torchbayes.data.error import DataError
+
+__all__ = ["RemoteFile", "cache_folder", "fetch", "unpack"]
+
+_TRIES = 3
+_TIMEOUT = (10.0, 60.0)
+_CHUNK = 1 << 16
+_pause = time.sleep
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file to download.
+
+    Args:
+        name: Its name in the cache folder.
+        sha256: Published checksum.
+        mirrors: Full addresses, tried in turn.
+    """
+
+    name: str
+    sha256: str
+    mirrors: tuple[str, ...]
+
+
+def cache_folder() -> Path:
+    """Give the folder that downloads go to: the system's place for caches."""
+    return Path(pooch.os_cache("torchbayes"))
+
+
+def fetch(file: RemoteFile, folder: Path) -> Path:
+    """Download a file into `folder` unless it is there already, and give its path.
+
+    A download that was interrupted, by whatever, is continued. What arrives is checked before it
+    gets its name; a file with the wrong checksum is removed.
+
+    Raises:
+        DataError: If no mirror gives the file, with what each of them said.
+    """
+    part = folder / f"{file.name}.part"
+    said = []
+    for url in file.mirrors:
+        # A part left by an earlier run may itself be what spoils the checksum: such a failure is
+        # worth a second, fresh try at the same address.
+        for fresh in (not part.exists(), True):
+            try:
+                with _Downloader(part) as downloader:
+                    path = pooch.retrieve(
+                        url, f"sha256:{file.sha256}", file.name, folder, downloader=downloader
+                    )
+                return Path(path)
+            except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
+                said.append(f"{url}: {_reason(error)}")
+                break
+            except OSError as error:
+                raise DataError(
+                    f"{file.name} could not be written into {folder} ({error.strerror}): make room "
+                    "or make the folder writable."
+                ) from error
+            except ValueError:
+                # pooch's word for a wrong checksum.
+                if fresh:
+                    said.append(f"{url}: its checksum is not the published one")
+                    break
+    raise DataError(f"{file.name} could not be downloaded ({'; '.join(said)})")
+
+
+def unpack(archive: Path, members: tuple[str, ...], folder: Path) -> None:
+    """Unpack the named files of a tar archive so that `folder` appears whole or not at all.
+
+    Nothing but the contents of these members is used, and they are written under their last names:
+    no path, link or permission of the archive takes effect.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        for name, content in read_members(archive, members).items():
+            (temporary / name).write_bytes(content)
+        if folder.exists():
+            shutil.rmtree(folder)
+        temporary.rename(folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def read_members(archive: Path, members: tuple[str, ...]) -> dict[str, bytearray]:
+    """Read the named files of a tar archive: contents by last part of the name."""
+    contents = {}
+    try:
+        with tarfile.open(archive) as tar:
+            for member in members:
+                stream = tar.extractfile(member)
+                if stream is None:
+                    raise KeyError(member)
+                contents[member.rpartition("/")[2]] = bytearray(stream.read())
+    except (tarfile.TarError, OSError, EOFError, KeyError, zlib.error) as error:
+        reason = str(error).strip("'\"").rstrip(".")
+        raise DataError(
+            f"{archive} is damaged or incomplete ({reason}): remove it and get it again."
+        ) from error
+    return contents
+
+
+class _Downloader:
+    """A downloader for pooch that writes to a `.part` file and continues one that it finds."""
+
+    def __init__(self, part: Path) -> None:
+        self.part = part
+        console = Console(stderr=True)
+        self.progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            DownloadColumn(),
+            TransferSpeedColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+
+    def __enter__(self) -> _Downloader:
+        self.progress.start()
+        self.task = self.progress.add_task(self.part.name.removesuffix(".part"), total=None)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.progress.stop()
+
+    def __call__(self, url: str, output_file: str, pooch: Any) -> None:
+        """Download `url`, in as many requests as it takes as long as they get further."""
+        began = furthest = self._have()
+        idle = 0
+        while True:
+            try:
+                self._request(url)
+                break
+            except requests.HTTPError:
+                raise
+            except (requests.RequestException, urllib3.exceptions.HTTPError):
+                idle = 0 if self._have() > furthest else idle + 1
+                furthest = max(furthest, self._have())
+                # Who never sent a byte is not there: better ask the next mirror at once.
+                if furthest == began or idle >= _TRIES:
+                    raise
+                _pause(2.0**idle)
+        os.replace(self.part, output_file)
+
+    def _have(self) -> int:
+        return self.part.stat().st_size if self.part.exists() else 0
+
+    def _request(self, url: str) -> None:
+        have = self._have()
+        # Identity: the file as it is, not compressed once more on the way.
+        headers = {"Accept-Encoding": "identity"}
+        if have:
+            headers["Range"] = f"bytes={have}-"
+        with requests.get(url, headers=headers, stream=True, timeout=_TIMEOUT) as response:
+            begin, total = _content_range(response)
+            if response.status_code == requests.codes.requested_range_not_satisfiable:
+                if have != total:
+                    self.part.unlink()
+                    self._request(url)
+                return
+            response.raise_for_status()
+            continued = response.status_code == requests.codes.partial_content and begin == have
+            length = response.headers.get("Content-Length")
+            offset = have if continued else 0
+            expected = None if length is None else offset + int(length)
+            self.progress.update(self.task, total=expected, completed=offset)
+            with self.part.open("ab" if continued else "wb") as out:
+                for chunk in response.raw.stream(_CHUNK, decode_content=False):
+                    out.write(chunk)
+                    self.progress.advance(self.task, len(chunk))
+        # urllib3 notices this by itself from version 2 on.
+        if expected is not None and self._have() < expected:
+            raise requests.ConnectionError(f"broke off after {self._have()} of {expected} bytes")
+
+
+def _content_range(response: requests.Response) -> tuple[int | None, int | None]:
+    """Read `bytes BEGIN-END/TOTAL` or `bytes */TOTAL`."""
+    header = response.headers.get("Content-Range", "")
+    match = re.fullmatch(r"bytes (?:(\d+)-\d+|\*)/(\d+|\*)", header.strip())
+    if match is None:
+        return None, None
+    begin, total = match.groups()
+    return (
+        None if begin is None else int(begin),
+        None if total == "*" else int(total),
+    )
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, requests.HTTPError) and error.response is not None:
+        return f"HTTP status {error.response.status_code}"
+    if isinstance(error, requests.Timeout):
+        return "no answer in time"
+    # requests wraps what happens up to the first byte; what comes bare happened later.
+    broken = isinstance(error, urllib3.exceptions.HTTPError) or "broke off" in str(error)
+    return "the connection broke off" if broken else "no connection"

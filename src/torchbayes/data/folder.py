@@ -1,0 +1,112 @@
+"""Any folder of images, one subfolder a class: where its files are and what they show."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from torchbayes.data.error import DataError
+from torchbayes.data.images import read_image
+
+__all__ = ["ImageFolder", "class_folders", "list_images"]
+
+_EXTENSIONS = (
+    ".bmp",
+    ".gif",
+    ".jpeg",
+    ".jpg",
+    ".pgm",
+    ".png",
+    ".ppm",
+    ".tif",
+    ".tiff",
+    ".webp",
+)
+
+
+@dataclass(frozen=True, eq=False)
+class ImageFolder:
+    """Image files on disk, decoded when they are asked for: a map-style data set.
+
+    Args:
+        root: The folder.
+        files: Paths inside `root`, as an array of bytes. (A million Python strings would be copied,
+            page by page, into every worker process.)
+        targets: Class number of each file.
+        shape: Channels, height and width that every image is brought to.
+        random_crop: Whether each reading takes another window of the image; see `random_crops`.
+    """
+
+    root: Path
+    files: npt.NDArray[np.bytes_]
+    targets: Tensor
+    shape: tuple[int, int, int]
+    random_crop: bool = False
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        image = read_image(self.path(index), self.shape, random_crop=self.random_crop)
+        return image, self.targets[index]
+
+    def path(self, index: int) -> Path:
+        """Give the path of one image file."""
+        return self.root / os.fsdecode(bytes(self.files[index]))
+
+    def subset(self, index: Tensor) -> ImageFolder:
+        """Keep the examples of `index`, in its order."""
+        return replace(self, files=self.files[index.numpy()], targets=self.targets[index])
+
+    def random_crops(self) -> ImageFolder:
+        """Give the same images, but each reading cuts out a random window: ImageNet's training.
+
+        The windows come from torch's global generator, which `StreamLoader` seeds for each example.
+        """
+        return replace(self, random_crop=True)
+
+
+def class_folders(folder: Path) -> tuple[str, ...]:
+    """List the class subfolders of `folder`, in the order of their class numbers."""
+    names = [entry.name for entry in os.scandir(folder) if entry.is_dir()]
+    return tuple(sorted(name for name in names if not name.startswith(".")))
+
+
+def list_images(
+    root: Path, part: str, classes: tuple[str, ...]
+) -> tuple[npt.NDArray[np.bytes_], Tensor]:
+    """List the image files of a split and their class numbers, in a fixed order.
+
+    Args:
+        root: The data set's folder.
+        part: The split's subfolder in it, or "" for `root` itself.
+        classes: Names of the class subfolders.
+    """
+    unknown = sorted(set(class_folders(root / part)) - set(classes))
+    if unknown:
+        raise DataError(
+            f"{root / part} has a class {unknown[0]!r} that the training images do not have: "
+            "rename or remove that subfolder."
+        )
+    files: list[bytes] = []
+    targets: list[int] = []
+    for number, name in enumerate(classes):
+        top = root / part / name
+        for folder, _, names in sorted(os.walk(top)):
+            inside = os.path.relpath(folder, root)
+            for file in sorted(names):
+                if file.lower().endswith(_EXTENSIONS) and not file.startswith("."):
+                    files.append(os.fsencode(os.path.join(inside, file)))
+                    targets.append(number)
+    if not files:
+        raise DataError(
+            f"{root / part} has no images in its class subfolders (known endings: "
+            f"{', '.join(_EXTENSIONS)}): put each class's images into a subfolder of its own."
+        )
+    return np.array(files), torch.tensor(targets)

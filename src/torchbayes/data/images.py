@@ -1,0 +1,127 @@
+"""Image files to tensors of one size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from rich.console import Console
+from rich.progress import track
+from torch import Tensor
+
+from torchbayes.data.error import DataError
+
+__all__ = ["read_image", "read_images"]
+
+Box = tuple[float, float, float, float]
+
+
+def read_image(path: str | Path, shape: tuple[int, ...], *, random_crop: bool = False) -> Tensor:
+    """Decode an image file into uint8 of shape (channels, height, width).
+
+    The largest centred window of the right proportions is resized to the shape (bilinear, with
+    antialiasing); with one channel in `shape` colours become grey.
+
+    Args:
+        path: A file in any format that Pillow reads.
+        shape: Channels (1 or 3), height and width of the result.
+        random_crop: Take a window of 8 % to 100 % of the area at proportions from 3:4 to 4:3
+            instead (Szegedy et al. 2015, section 6), drawn from torch's global generator.
+    """
+    channels, height, width = shape
+    try:
+        with Image.open(path) as image:
+            if not random_crop and image.format == "JPEG":
+                # Lets the decoder skip detail that the resize would throw away.
+                image.draft(None, (2 * width, 2 * height))
+            image = _converted(image, channels)
+            wide, high = image.size
+            box = (
+                _random_box(wide, high) if random_crop else _centre_box(wide, high, width / height)
+            )
+            if image.size != (width, height) or random_crop:
+                image = image.resize((width, height), Image.Resampling.BILINEAR, box)
+            pixels = torch.from_numpy(np.array(image, dtype=np.uint8))
+    except FileNotFoundError:
+        raise DataError(f"The image {path} does not exist: check the path.") from None
+    except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
+        reason = str(error).rstrip(".")
+        raise DataError(
+            f"The image {path} could not be read ({reason}): replace or remove the file."
+        ) from None
+    return pixels.unsqueeze(0) if channels == 1 else pixels.permute(2, 0, 1).contiguous()
+
+
+def read_images(paths: Sequence[str | Path], shape: tuple[int, ...]) -> Tensor:
+    """Decode many image files into one uint8 tensor, on all cores, with a progress bar."""
+    images = torch.empty((len(paths), *shape), dtype=torch.uint8)
+    console = Console(stderr=True)
+    with ThreadPoolExecutor() as pool:
+        try:
+            decoded = pool.map(lambda path: read_image(path, shape), paths)
+            bar = track(
+                decoded,
+                "Reading images",
+                total=len(paths),
+                console=console,
+                transient=True,
+                disable=not console.is_terminal,
+            )
+            for number, image in enumerate(bar):
+                images[number] = image
+        finally:
+            # After an error, do not decode the rest of a large folder first.
+            pool.shutdown(cancel_futures=True)
+    return images
+
+
+def probe(paths: Sequence[str | Path]) -> tuple[int, int]:
+    """Look at image headers: 1 if all are grey else 3 channels, and the median shorter side."""
+    grey, sides = True, []
+    for path in paths:
+        try:
+            with Image.open(path) as image:
+                grey = grey and (image.mode in ("1", "L") or image.mode.startswith("I"))
+                sides.append(min(image.size))
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+            reason = str(error).rstrip(".")
+            raise DataError(
+                f"The image {path} could not be read ({reason}): replace or remove the file."
+            ) from None
+    return (1 if grey else 3), sorted(sides)[len(sides) // 2]
+
+
+def _converted(image: Image.Image, channels: int) -> Image.Image:
+    mode = "L" if channels == 1 else "RGB"
+    if image.mode.startswith("I"):
+        # 16-bit grey: Pillow's own conversion cuts off at 255 instead of scaling.
+        levels = np.asarray(image).astype(np.int64)
+        image = Image.fromarray((levels >> 8 if levels.max() > 255 else levels).astype(np.uint8))
+    if image.mode == "P":
+        # A palette with transparency may only be converted by way of RGBA.
+        image = image.convert("RGBA")
+    return image.convert(mode)
+
+
+def _centre_box(width: int, height: int, proportion: float) -> Box:
+    across = min(float(width), height * proportion)
+    down = min(float(height), width / proportion)
+    left, top = (width - across) / 2, (height - down) / 2
+    return left, top, left + across, top + down
+
+
+def _random_box(width: int, height: int) -> Box:
+    for _ in range(10):
+        area, shift, x, y = torch.rand(4).tolist()
+        proportion = (4 / 3) ** (2 * shift - 1)
+        area = (0.08 + 0.92 * area) * width * height
+        across, down = math.sqrt(area * proportion), math.sqrt(area / proportion)
+        if across <= width and down <= height:
+            left, top = x * (width - across), y * (height - down)
+            return left, top, left + across, top + down
+    return _centre_box(width, height, 1.0)

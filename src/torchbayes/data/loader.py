@@ -1,0 +1,85 @@
+"""The loader for data that fits in memory: batches by index, no copies, no worker processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchbayes.data.batch import Inputs, batch_len, map_tensors
+from torchbayes.data.order import EpochLoader
+
+__all__ = ["BatchLoader"]
+
+
+class BatchLoader(EpochLoader):
+    """Batches of tensors in memory, picked by index.
+
+    The order of epoch e is a function of (seed, e) alone and the augmentation of its batch b one of
+    (seed, e, b, rank), so a resumed run is bit-equal to one that was never stopped.
+
+    Args:
+        inputs: A tensor, or a tuple or dict of tensors, of one entry an example.
+        targets: One entry an example, or None.
+        batch_size: Examples of a (global) batch.
+        shuffle: Whether each epoch has its own random order.
+        seed: Non-negative seed of order and augmentation.
+        transform: Called with a batch of inputs and a generator; see `torchbayes.data.transform`.
+        drop_last: Whether an incomplete last batch is left out.
+        rank: This process among `world_size`.
+        world_size: Processes that share each batch: rank r gets the r-th contiguous part of it.
+
+    Example:
+        >>> loader = BatchLoader(torch.arange(5), None, 2, shuffle=False, seed=0)
+        >>> [inputs.tolist() for inputs, _ in loader.batches(0, start=1)]
+        [[2, 3], [4]]
+    """
+
+    def __init__(
+        self,
+        inputs: Inputs,
+        targets: Tensor | None,
+        batch_size: int,
+        *,
+        shuffle: bool,
+        seed: int,
+        transform: Callable[[Any, torch.Generator], Any] | None = None,
+        drop_last: bool = False,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        super().__init__(
+            batch_len(inputs),
+            batch_size,
+            shuffle=shuffle,
+            seed=seed,
+            drop_last=drop_last,
+            rank=rank,
+            world_size=world_size,
+        )
+        if targets is not None and len(targets) != self.num_examples:
+            raise ValueError(
+                f"There are {self.num_examples} inputs but {len(targets)} targets: "
+                "give one target an example."
+            )
+        self.inputs = inputs
+        self.targets = targets
+        self.transform = transform
+
+    def _read(
+        self, epoch: int, plan: Iterator[tuple[int, Tensor]]
+    ) -> Iterator[tuple[Any, Tensor | None]]:
+        generator = torch.Generator()
+        for batch, index in plan:
+            inputs = map_tensors(self.inputs, partial(_select, index=index))
+            if self.transform is not None:
+                generator.manual_seed(self._augment_seed(epoch, batch))
+                inputs = self.transform(inputs, generator)
+            yield inputs, None if self.targets is None else _select(self.targets, index)
+
+
+def _select(tensor: Tensor, index: Tensor) -> Tensor:
+    return tensor.index_select(0, index.to(tensor.device))

@@ -1,0 +1,157 @@
+"""The loader for data that does not fit in memory: worker processes of torch's DataLoader."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, default_collate
+
+from torchbayes.data.batch import slice_batch, split_batch
+from torchbayes.data.error import DataError
+from torchbayes.data.order import EXAMPLE, EpochLoader, mixed_seed
+
+__all__ = ["StreamLoader"]
+
+
+class StreamLoader(EpochLoader):
+    """Batches of a map-style data set, read and transformed by worker processes.
+
+    The same interface, order, shares and augmentation as `BatchLoader`: on the same data and seed
+    the two give equal batches. Batches that a resumed run skips are not read.
+
+    A data set may draw random numbers (a random crop of its own, say): while example i is read in
+    epoch e, the global generators of torch, NumPy and Python are seeded by (seed, e, i) and put
+    back afterwards, so what it draws does not depend on the workers or on where a run was resumed.
+
+    Args:
+        dataset: Anything with `len` and an index, giving `(inputs, target)` or `inputs`.
+        batch_size: Examples of a (global) batch.
+        shuffle: Whether each epoch has its own random order.
+        seed: Non-negative seed of order and augmentation.
+        transform: Called in the worker with a batch of inputs and a generator.
+        drop_last: Whether an incomplete last batch is left out.
+        rank: This process among `world_size`.
+        world_size: Processes that share each batch: rank r gets the r-th contiguous part of it.
+        workers: Worker processes; 0 reads in this process.
+
+    Example:
+        >>> data = [(torch.tensor([float(i)]), i) for i in range(5)]
+        >>> loader = StreamLoader(data, 2, shuffle=False, seed=0, workers=0)
+        >>> [targets.tolist() for _, targets in loader]
+        [[0, 1], [2, 3], [4]]
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int,
+        *,
+        shuffle: bool,
+        seed: int,
+        transform: Callable[[Any, torch.Generator], Any] | None = None,
+        drop_last: bool = False,
+        rank: int = 0,
+        world_size: int = 1,
+        workers: int = 2,
+    ) -> None:
+        super().__init__(
+            len(dataset),
+            batch_size,
+            shuffle=shuffle,
+            seed=seed,
+            drop_last=drop_last,
+            rank=rank,
+            world_size=world_size,
+        )
+        if workers < 0:
+            raise ValueError(f"workers is {workers}: it must be 0 or more.")
+        self.dataset = dataset
+        self.transform = transform
+        self.workers = workers
+
+    def _read(
+        self, epoch: int, plan: Iterator[tuple[int, Tensor]]
+    ) -> Iterator[tuple[Any, Tensor | None]]:
+        jobs = (
+            _Job(epoch, index.tolist(), self._augment_seed(epoch, batch)) for batch, index in plan
+        )
+        # batch_size=None: an "example" of this DataLoader is a whole batch, which its worker
+        # transforms at once. The generator keeps it from drawing on torch's global one.
+        loader = DataLoader(
+            _Batches(self.dataset, self.seed, self.transform),
+            batch_size=None,
+            sampler=jobs,
+            num_workers=self.workers,
+            generator=torch.Generator(),
+        )
+        for result in loader:
+            if isinstance(result, _Failure):
+                raise DataError(result.sentence)
+            yield result
+
+
+@dataclass(frozen=True)
+class _Job:
+    epoch: int
+    index: list[int]
+    seed: int
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """What went wrong with the data, as a value: DataLoader would wrap an error in a traceback."""
+
+    sentence: str
+
+
+class _Batches(Dataset[Any]):
+    """A data set whose index is a job and whose example is a batch."""
+
+    def __init__(
+        self,
+        dataset: Any,
+        seed: int,
+        transform: Callable[[Any, torch.Generator], Any] | None,
+    ) -> None:
+        self.dataset = dataset
+        self.seed = seed
+        self.transform = transform
+
+    def __getitem__(self, job: _Job) -> Any:
+        examples = []
+        with _restored_generators():
+            # An empty share keeps the shapes and types of the data: read any example, keep none.
+            for index in job.index if job.index else [0]:
+                seed = mixed_seed(EXAMPLE, self.seed, job.epoch, index)
+                torch.default_generator.manual_seed(seed)
+                np.random.seed(seed)
+                random.seed(seed)
+                try:
+                    examples.append(self.dataset[index])
+                except DataError as error:
+                    return _Failure(str(error))
+                except OSError as error:
+                    return _Failure(f"Example {index} of the data set could not be read: {error}.")
+        inputs, targets = slice_batch(split_batch(default_collate(examples)), 0, len(job.index))
+        if self.transform is not None:
+            inputs = self.transform(inputs, torch.Generator().manual_seed(job.seed))
+        return inputs, targets
+
+
+@contextmanager
+def _restored_generators() -> Iterator[None]:
+    """Put the global generators back to where they were, whatever is drawn inside the block."""
+    state = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state[0])
+        np.random.set_state(state[1])
+        random.setstate(state[2])

@@ -1,0 +1,81 @@
+"""SVHN, cropped digits (Netzer et al. 2011): 32 × 32 colour images in MATLAB files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from scipy.io import loadmat
+
+from torchbayes.data.dataset import DataSet, Split
+from torchbayes.data.download import RemoteFile
+from torchbayes.data.error import DataError
+from torchbayes.data.source import Source, obtain
+from torchbayes.data.transform import PadCropFlip
+
+__all__ = ["SVHN", "load_svhn", "read_svhn"]
+
+_FILES = ("train_32x32.mat", "test_32x32.mat")
+_CHECKSUMS = (
+    "435e94d69a87fde4fd4d7f3dd208dfc32cb6ae8af2240d066de1df7508d083b8",
+    "cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b",
+)
+
+SVHN = Source(
+    "svhn",
+    ("svhn", "SVHN"),
+    tuple((name,) for name in _FILES),
+    tuple(
+        RemoteFile(name, checksum, (f"http://ufldl.stanford.edu/housenumbers/{name}",))
+        for name, checksum in zip(_FILES, _CHECKSUMS, strict=True)
+    ),
+)
+
+
+def load_svhn(data_dir: str | Path | None, download: bool) -> DataSet:
+    """Load SVHN's cropped digits (without the `extra` images)."""
+    folder = obtain(SVHN, data_dir, download)
+    train, test = (read_svhn(folder / name) for name in _FILES)
+    return DataSet(
+        name="svhn",
+        train=train,
+        test=test,
+        validation=None,
+        classes=tuple("0123456789"),
+        shape=(3, 32, 32),
+        mean=(0.4377, 0.4438, 0.4728),
+        std=(0.1980, 0.2010, 0.1970),
+        # A mirrored digit is no digit.
+        augment=PadCropFlip(pad=4, flip=False),
+        note=f"MATLAB files of {folder}",
+    )
+
+
+def read_svhn(path: Path) -> Split:
+    """Read `X` (32 × 32 × 3 × n) and `y` (1 to 10, where 10 stands for the digit 0).
+
+    Raises:
+        DataError: If the file is cut short, damaged or something else.
+    """
+    try:
+        content = loadmat(path, variable_names=("X", "y"))
+        images, labels = content["X"], content["y"].reshape(-1)
+    # loadmat lets through whatever its parser trips over: struct.error, zlib.error, TypeError, ...
+    except Exception as error:
+        reason = str(error).split("\n")[0].strip("'\"").rstrip(".")
+        raise DataError(
+            f"{path} is damaged or half-downloaded ({reason}): remove it and get it again."
+        ) from error
+    if images.shape[:3] != (32, 32, 3) or images.ndim != 4 or images.dtype != np.uint8:
+        raise DataError(
+            f"{path} has images of shape {images.shape} and type {images.dtype}, not uint8 of "
+            "(32, 32, 3, n): get the cropped version of SVHN."
+        )
+    if len(labels) != images.shape[3] or len(labels) == 0:
+        raise DataError(
+            f"{path} has {images.shape[3]} images but {len(labels)} labels: get it again."
+        )
+    numbers = torch.from_numpy(labels.astype(np.int64))
+    pixels = torch.from_numpy(np.ascontiguousarray(images.transpose(3, 2, 0, 1)))
+    return Split(pixels, torch.where(numbers == 10, 0, numbers))

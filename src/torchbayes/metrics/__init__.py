@@ -1,0 +1,71 @@
+"""Scores of predictions: pure functions of tensors that know nothing of how a prediction was made.
+
+Classification takes averaged probabilities ``probs`` (N, C) and integer labels ``targets`` (N,);
+detection and selective prediction take one score an example; regression takes the means and
+standard deviations of an equal-weight mixture of Gaussians, one component a posterior draw, along
+dimension 0.
+
+Every score is computed on the CPU in float64, whatever the dtype and device of its inputs, so that
+one set of predictions has one figure on every machine; scalars come back as ``float``. A value that
+is undefined, such as the AUROC of misclassification of a model without errors, is NaN and no
+warning is raised. Bad input is a ``ValueError`` or ``TypeError`` of one sentence.
+
+Accuracy and RMSE come from torchmetrics. Its calibration error is not used because it puts a
+confidence of exactly 1 into a bin of its own; its ROC family because it squashes scores outside [0,
+1] through a sigmoid, which makes large scores equal, and gives 0 with a warning where the area is
+undefined; its top-k accuracy because ties are broken arbitrarily.
+"""
+
+from torchbayes.metrics.calibration import ReliabilityCurve, ece, mce, reliability_curve
+from torchbayes.metrics.classification import accuracy, brier, nll, top_k_accuracy
+from torchbayes.metrics.detection import (
+    RocCurve,
+    aupr,
+    auroc,
+    auroc_misclassification,
+    auroc_misclassification_entropy,
+    fpr95,
+    roc_curve,
+)
+from torchbayes.metrics.regression import (
+    gaussian_crps,
+    gaussian_mixture_crps,
+    gaussian_mixture_nll,
+    gaussian_mixture_quantile,
+    interval_coverage,
+    interval_width,
+    rmse,
+)
+from torchbayes.metrics.scores import classification_scores, regression_scores
+from torchbayes.metrics.selective import RiskCoverage, aurc, excess_aurc, risk_coverage
+
+__all__ = [
+    "ReliabilityCurve",
+    "RiskCoverage",
+    "RocCurve",
+    "accuracy",
+    "aupr",
+    "aurc",
+    "auroc",
+    "auroc_misclassification",
+    "auroc_misclassification_entropy",
+    "brier",
+    "classification_scores",
+    "ece",
+    "excess_aurc",
+    "fpr95",
+    "gaussian_crps",
+    "gaussian_mixture_crps",
+    "gaussian_mixture_nll",
+    "gaussian_mixture_quantile",
+    "interval_coverage",
+    "interval_width",
+    "mce",
+    "nll",
+    "regression_scores",
+    "reliability_curve",
+    "risk_coverage",
+    "rmse",
+    "roc_curve",
+    "top_k_accuracy",
+]

@@ -8,6 +8,7 @@ import os
 import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -301,3 +302,53 @@ def test_an_ensemble_of_a_network_without_a_factory_needs_resettable_layers() ->
     run = tb.fit(small_net(), blobs(), "ensemble", epochs=1, members=3, progress=False)
     first, second, _ = run.posterior
     assert not torch.equal(first["0.weight"], second["0.weight"])
+
+
+class StopAfter(Progress):
+    """Ends the run after some steps as a kill would."""
+
+    def __init__(self, steps: int) -> None:
+        self.left = steps
+
+    def start(self, name: str, total: int, done: int) -> None:
+        pass
+
+    def advance(self, loss: float) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise InterruptedError
+
+
+def test_streamed_data_trains_and_resumes_like_data_in_memory(tmp_path: Path) -> None:
+    """Image files read by worker processes with augmentation, stopped in the middle of an epoch."""
+    from PIL import Image
+
+    from torchbayes.data import load_data, make_loader
+
+    pixels = np.random.default_rng(0).integers(0, 256, (24, 8, 8, 3), dtype=np.uint8)
+    for i, image in enumerate(pixels):
+        file = tmp_path / "images" / "train" / "ab"[i % 2] / f"{i}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(file)
+        if i < 4:
+            other = tmp_path / "images" / "test" / "ab"[i % 2] / f"{i}.png"
+            other.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image).save(other)
+    results = {}
+    for stream in (False, True):
+        data = load_data(f"folder:{tmp_path / 'images'}", size=8, stream=stream)
+
+        def loader(data=data):
+            return make_loader(data, data.train, 5, shuffle=True, augment=True, workers=2)
+
+        def net() -> nn.Module:
+            return nn.Sequential(nn.Flatten(), nn.Linear(192, 2))
+
+        settings = {"method": "map", "epochs": 3, "checkpoint_seconds": 0}
+        folder = tmp_path / f"run-{stream}"
+        with pytest.raises(InterruptedError):
+            tb.fit(net, loader(), folder=folder, progress=StopAfter(7), **settings)
+        run = tb.fit(net, loader(), folder=folder, resume=True, progress=False, **settings)
+        results[stream] = run.posterior.mean()
+    for name, tensor in results[False].items():
+        assert torch.equal(tensor, results[True][name])

@@ -28,7 +28,7 @@ _COLUMNS = {
     "nll": ("NLL ↓", False, 4),
     "ece": ("ECE ↓", False, 4),
     "brier": ("Brier ↓", False, 4),
-    "auroc_misclassification": ("AUROC wrong ↑", True, 3),
+    "auroc_misclassification": ("AUROC errors ↑", True, 3),
     "auroc_ood": ("AUROC OOD ↑", True, 3),
     "seconds": ("seconds", None, 1),
 }
@@ -146,8 +146,9 @@ def compare(
     display = _Display(len(plan.jobs))
     with display.bars:
         plan.run(display.of, lambda job, scores: None)
-    page = write_report(out)
-    _show(out, page, as_json)
+    if plan.failed and not any(job.scores for job in plan.jobs):
+        raise ValueError(f"no method could be trained: {next(iter(plan.failed.values()))}")
+    _show(out, write_report(out), as_json)
 
 
 def _names(text: str) -> list[str]:
@@ -174,7 +175,7 @@ def _show(out: Path, page: Path, as_json: bool) -> None:
         return
     rows: dict[str, dict[str, Any]] = results["methods"]
     table = Table(title=f"{results['model']} on {results['data']}", title_justify="left")
-    table.add_column("method", style="bold")
+    table.add_column("method", style="bold", no_wrap=True)
     for title, _, _ in _COLUMNS.values():
         table.add_column(title, justify="right")
     for name, row in rows.items():

@@ -54,10 +54,12 @@ class Experiment:
         seed: Of everything random.
         validation: The share of the training set to hold out and score after every epoch.
         augment: Use the data set's usual augmentation.
-        schedule: The learning rate's course: constant, cosine, linear or step.
+        schedule: The learning rate's course: constant, cosine, linear, step or cyclic.
         milestones: The epochs at which a step schedule drops.
         gamma: The factor it drops by.
         warmup_epochs: The epochs of a linear rise at the start.
+        cycles: The number of cycles of a cyclic schedule.
+        low: What a cycle falls to, as a fraction of the rate.
         clip_norm: The largest norm that a gradient may have; 0 for no limit.
         amp: bfloat16 or float16 for mixed precision; empty for none.
         accumulate: The pieces in which each update's gradient is computed.
@@ -78,6 +80,8 @@ class Experiment:
     milestones: tuple[int, ...] = ()
     gamma: float = 0.1
     warmup_epochs: float = 0.0
+    cycles: int = 1
+    low: float = 0.0
     clip_norm: float = 0.0
     amp: str = ""
     accumulate: int = 1
@@ -119,7 +123,9 @@ class Experiment:
         return self
 
     def _schedule(self) -> Schedule:
-        return Schedule(self.schedule, self.milestones, self.gamma, self.warmup_epochs)
+        return Schedule(
+            self.schedule, self.milestones, self.gamma, self.warmup_epochs, self.cycles, self.low
+        )
 
     @property
     def network(self) -> str:

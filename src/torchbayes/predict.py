@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,8 +14,15 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from torchbayes.data.batch import arguments, batch_len, slice_batch, split_batch, to_device
-from torchbayes.likelihood import Categorical, Likelihood
+from torchbayes.data.batch import (
+    arguments,
+    batch_len,
+    map_tensors,
+    slice_batch,
+    split_batch,
+    to_device,
+)
+from torchbayes.likelihood import Categorical, Likelihood, as_likelihood
 from torchbayes.posterior import Posterior, Weights, Wrapper
 from torchbayes.predictions import Predictive
 
@@ -25,8 +32,11 @@ __all__ = ["predictive", "recalibrate_batchnorm"]
 # and make the allocator map fresh pages for every layer: on the build machine 1,000 images through
 # LeNet-5 take 1.3 × the time of the same images in pieces (benchmarks/predict.py).
 _CPU_PIECE = 8 << 20
-# Draws run together through vmap where a single draw's pass is so small that Python is what costs.
+# Draws run together through vmap where a single draw's pass is so small that Python is what costs: few
+# activations, and few weights too, because the draws have to be copied side by side. With 500 kB of
+# weights and one example vmap takes 2.7 × the loop's time, with 12 MB 10 ×, with 35 kB a tenth of it.
 _VMAP_BYTES = 1 << 18
+_VMAP_WEIGHTS = 1 << 18
 
 
 def predictive(
@@ -67,14 +77,14 @@ def predictive(
     if isinstance(model, Wrapper):
         model = model.model
     posterior.check(model)
-    likelihood = Categorical() if likelihood is None else likelihood
+    likelihood = Categorical() if likelihood is None else as_likelihood(likelihood)
     if generator is None:
         generator = torch.Generator().manual_seed(int(torch.empty((), dtype=torch.int64).random_()))
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     runner = _Runner(model, posterior, likelihood, device, max_memory)
-    draws = _Draws(posterior, samples, generator, device, max_memory // 2)
     parts: list[Predictive] = []
     with _evaluating(model), torch.no_grad():
+        draws = _Draws(model, posterior, samples, generator, device, max_memory // 2)
         for block in _blocks(inputs, max_memory // 4, draws.cached):
             parts.extend(runner.run(block, draws))
     if not parts:
@@ -85,8 +95,8 @@ def predictive(
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
     modes = [(module, module.training) for module in model.modules()]
-    model.eval()
     try:
+        model.eval()
         yield
     finally:
         for module, mode in modes:
@@ -94,7 +104,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def _is_loader(inputs: Any) -> bool:
-    return not isinstance(inputs, (Tensor, tuple, dict)) and isinstance(inputs, Iterable)
+    return not isinstance(inputs, (Tensor, tuple, Mapping)) and isinstance(inputs, Iterable)
 
 
 def _bytes(value: Any) -> int:
@@ -122,10 +132,15 @@ def _blocks(inputs: Any, budget: int, cached: bool) -> Iterator[list[Any]]:
 
 
 class _Draws:
-    """The same draws, every time they are gone through: kept if they fit, made again if not."""
+    """The same draws, every time they are gone through: kept if they fit, made again if not.
+
+    Buffers that a draw does not have are copied from the model, so that a module that writes to its
+    buffers even in evaluation mode writes to the copies.
+    """
 
     def __init__(
         self,
+        model: nn.Module,
         posterior: Posterior,
         count: int,
         generator: torch.Generator,
@@ -134,6 +149,7 @@ class _Draws:
     ) -> None:
         self._posterior, self._count, self._generator = posterior, count, generator
         self._device, self._state = device, generator.get_state()
+        self._buffers = dict(model.named_buffers())
         self.first = next(iter(self._make()))
         self.cached = _bytes(self.first) * count <= budget
         self._kept: list[Weights] | None = None
@@ -141,7 +157,8 @@ class _Draws:
     def _make(self) -> Iterator[Weights]:
         self._generator.set_state(self._state)
         for draw in self._posterior.draws(self._count, self._generator):
-            yield {name: tensor.to(self._device) for name, tensor in draw.items()}
+            buffers = {n: b.clone() for n, b in self._buffers.items() if n not in draw}
+            yield {name: tensor.to(self._device) for name, tensor in draw.items()} | buffers
 
     def __iter__(self) -> Iterator[Weights]:
         if not self.cached:
@@ -164,25 +181,29 @@ class _Runner:
     ) -> None:
         self._model, self._posterior, self._likelihood = model, posterior, likelihood
         self._device, self._max_memory = device, max_memory
-        self._per_example: int | None = None
+        self._per_example: dict[Any, int] = {}
         self._can_vmap = posterior.vmappable
 
     def run(self, block: list[Any], draws: _Draws) -> list[Predictive]:
-        if self._per_example is None:
-            self._per_example = self._measure(draws.first, block[0])
         limit = self._max_memory // 4
         if self._device.type == "cpu":
             limit = min(limit, _CPU_PIECE)
-        step = max(1, limit // self._per_example)
-        pieces = [
-            slice_batch(batch, start, start + step)
-            for batch in block
-            for start in range(0, batch_len(batch), step)
-        ]
+        pieces: list[Any] = []
+        largest = 1
+        for batch in block:
+            length = batch_len(batch)
+            if length == 0:
+                continue
+            per_example = self._measure(draws.first, batch)
+            step = max(1, limit // per_example)
+            pieces += [slice_batch(batch, i, i + step) for i in range(0, length, step)]
+            largest = max(largest, min(step, length) * per_example)
         if not pieces:
             return []
-        longest = max(batch_len(piece) for piece in pieces)
-        together = max(1, min(_VMAP_BYTES // (longest * self._per_example), 64))
+        weights = max(1, _bytes(draws.first))
+        together = min(64, _VMAP_BYTES // largest, self._max_memory // (8 * weights))
+        if together < 2 or weights > _VMAP_WEIGHTS:
+            together = 1
         results: list[Predictive | None] = [None] * len(pieces)
         for group in _grouped(draws, together):
             stacked = self._stack(group)
@@ -199,51 +220,74 @@ class _Runner:
 
     def _outputs(self, group: list[Weights], stacked: Weights | None, piece: Any) -> Tensor:
         args, kwargs = arguments(to_device(piece, self._device))
-        call = self._posterior.call
+        length = batch_len(piece)
+
+        def call(draw: Weights) -> Tensor:
+            return self._checked(self._posterior.call(self._model, draw, *args, **kwargs), length)
+
         if stacked is not None and self._can_vmap:
-            together = torch.func.vmap(lambda draw: call(self._model, draw, *args, **kwargs))
             try:
                 with warnings.catch_warnings():
                     # An operation without a batching rule is looped over by vmap, slower than our loop.
                     warnings.filterwarnings("error", message="There is a performance drop")
-                    return self._checked(together(stacked))
-            except (RuntimeError, UserWarning):
+                    return torch.func.vmap(call)(stacked)
+            except Exception:
                 # Or refused. If the loop fails too, its error is the one to show.
                 self._can_vmap = False
-        return torch.stack([self._checked(call(self._model, d, *args, **kwargs)) for d in group])
+        return torch.stack([call(draw) for draw in group])
 
-    def _checked(self, outputs: Any) -> Tensor:
+    def _checked(self, outputs: Any, length: int) -> Tensor:
         if not isinstance(outputs, Tensor):
             raise TypeError(
                 f"{type(self._model).__name__} returns a {type(outputs).__name__}: predictive needs a module "
                 "that returns one tensor; wrap it in one that picks it out"
             )
+        if outputs.shape[:1] != (length,):
+            raise ValueError(
+                f"{type(self._model).__name__} returns shape {tuple(outputs.shape)} for {length} examples: "
+                "the first dimension of inputs and outputs has to count the examples"
+            )
         return outputs
 
     def _measure(self, draw: Weights, batch: Any) -> int:
-        """About the bytes that one example takes on its way through the network."""
-        args, kwargs = arguments(to_device(slice_batch(batch, 0, 1), self._device))
-        largest = _LargestOperation()
-        with largest:
-            self._posterior.call(self._model, draw, *args, **kwargs)
-        return max(1, largest.bytes)
+        """About the bytes that one example takes on its way through the network.
+
+        What two examples take more than one: weights that the forward pass transposes or makes
+        (weight norm) do not grow with the batch.
+        """
+        leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
+        key = tuple((leaf.shape[1:], leaf.dtype) for leaf in leaves)
+        if key not in self._per_example:
+            one = to_device(slice_batch(batch, 0, 1), self._device)
+            two = map_tensors(
+                one, lambda tensor: torch.cat([tensor] * 2) if tensor.dim() else tensor
+            )
+            sizes = []
+            for inputs in (one, two):
+                args, kwargs = arguments(inputs)
+                with _OperationSizes() as operations:
+                    self._posterior.call(self._model, draw, *args, **kwargs)
+                sizes.append(operations.bytes)
+            if len(sizes[0]) == len(sizes[1]):
+                growth = [more - less for less, more in zip(*sizes, strict=True)]
+            else:
+                growth = [size // 2 for size in sizes[1]]
+            self._per_example[key] = max(1, 2 * max(growth, default=1))
+        return self._per_example[key]
 
 
-class _LargestOperation(TorchDispatchMode):
-    """Notes how much memory the largest single operation takes for what it reads and writes.
-
-    The weights, which several operations read but no example adds to, are not counted.
-    """
+class _OperationSizes(TorchDispatchMode):
+    """Notes how much memory the result of every operation takes."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.bytes = 0
+        self.bytes: list[int] = []
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        self.bytes = max(self.bytes, 2 * _bytes(result))
+        self.bytes.append(_bytes(result))
         return result
 
 
@@ -308,4 +352,12 @@ def recalibrate_batchnorm(model: nn.Module, weights: Weights, loader: Iterable[A
         raise ValueError(
             "the loader has no batches: batch norm needs data to re-estimate its statistics"
         )
-    return dict(weights) | {name: tensor.clone() for name, tensor in statistics.items()}
+    # A layer that the data did not reach, such as an auxiliary head, keeps what it had.
+    reached = {
+        name for name, norm in norms.items() if int(statistics[f"{name}.num_batches_tracked"])
+    }
+    return dict(weights) | {
+        name: tensor.clone()
+        for name, tensor in statistics.items()
+        if name.rpartition(".")[0] in reached
+    }

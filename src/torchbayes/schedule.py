@@ -49,6 +49,10 @@ class Schedule:
             )
         if self.name == "step" and not self.milestones:
             raise ValueError("a step schedule needs milestones: the epochs at which the rate drops")
+        if not 0 <= self.warmup_epochs < math.inf:
+            raise ValueError(
+                f"warmup_epochs is {self.warmup_epochs:g}: expected a number of epochs from 0"
+            )
         if self.cycles < 1:
             raise ValueError(f"cycles is {self.cycles}: expected at least 1 learning-rate cycle")
         if not 0 <= self.low <= 1:
@@ -84,7 +88,7 @@ class Schedule:
             "linear": lambda: lrs.LinearLR(optimizer, 1.0, 0.0, total_iters=rest),
             "step": lambda: lrs.MultiStepLR(
                 optimizer,
-                [max(1, m * steps_per_epoch - warmup) for m in self.milestones],
+                [max(0, m * steps_per_epoch - warmup) for m in self.milestones],
                 self.gamma,
             ),
             # CosineAnnealingWarmRestarts has whole cycles of one length only and an absolute minimum.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import math
 import signal
 import threading
@@ -172,10 +173,7 @@ def fit(
             "seed": seed,
             "train_size": loader.num_examples,
             "network": type(made).__name__,
-            "schedule": schedule.name,
-            "milestones": list(schedule.milestones),
-            "gamma": schedule.gamma,
-            "warmup_epochs": schedule.warmup_epochs,
+            **_schedule_settings(schedule),
             "clip_norm": clip_norm,
             "amp": amp,
             "accumulate": accumulate,
@@ -538,6 +536,11 @@ def _progress(progress: bool | Progress, rank: int) -> Progress:
 
 def _device_of(module: nn.Module) -> torch.device:
     return next((p.device for p in module.parameters()), torch.device("cpu"))
+
+
+def _schedule_settings(schedule: Schedule) -> dict[str, Any]:
+    settings = dataclasses.asdict(schedule)
+    return {"schedule": settings.pop("name"), **settings}
 
 
 def _check_numbers(

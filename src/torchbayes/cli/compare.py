@@ -103,7 +103,7 @@ def compare(
         bool | None, typer.Option("--augment/--no-augment", help="The data's usual augmentation.")
     ] = None,
     schedule: Annotated[
-        str | None, typer.Option(help="Learning rate: constant, cosine, linear or step.")
+        str | None, typer.Option(help="Learning rate: constant, cosine, linear, step or cyclic.")
     ] = None,
     set_: Annotated[
         list[str] | None,

@@ -51,7 +51,7 @@ def train(
         bool | None, typer.Option("--augment/--no-augment", help="The data's usual augmentation.")
     ] = None,
     schedule: Annotated[
-        str | None, typer.Option(help="Learning rate: constant, cosine, linear or step.")
+        str | None, typer.Option(help="Learning rate: constant, cosine, linear, step or cyclic.")
     ] = None,
     milestones: Annotated[
         str | None, typer.Option(help="Epochs at which a step schedule drops: 80,120.")
@@ -59,6 +59,10 @@ def train(
     gamma: Annotated[float | None, typer.Option(help="The factor that it drops by.")] = None,
     warmup_epochs: Annotated[
         float | None, typer.Option(help="Epochs of linear rise at the start.")
+    ] = None,
+    cycles: Annotated[int | None, typer.Option(help="Cycles of a cyclic schedule.")] = None,
+    low: Annotated[
+        float | None, typer.Option(help="What a cycle falls to, as a fraction of the rate.")
     ] = None,
     clip_norm: Annotated[float | None, typer.Option(help="Largest gradient norm.")] = None,
     amp: Annotated[str | None, typer.Option(help="bfloat16 or float16 mixed precision.")] = None,
@@ -93,7 +97,7 @@ def train(
         "data": data, "model": model, "method": method, "epochs": epochs, "batch_size": batch_size,
         "samples": samples, "seed": seed, "validation": validation, "augment": augment,
         "schedule": schedule, "milestones": drops, "gamma": gamma, "warmup_epochs": warmup_epochs,
-        "clip_norm": clip_norm, "amp": amp, "accumulate": accumulate,
+        "cycles": cycles, "low": low, "clip_norm": clip_norm, "amp": amp, "accumulate": accumulate,
     }  # fmt: skip
     settings = settings_from(recipe, cpu, model_set if model_set else [], flags)
     settings.pop("methods", None)

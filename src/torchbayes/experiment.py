@@ -289,6 +289,16 @@ def check_keys(table: Mapping[str, Any], known: Mapping[str, Any], where: str) -
             raise ValueError(f"{where} has an unknown key {key!r}: {hint}")
 
 
+def _merged(table: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """`table` with the values of `over`, tables inside it merged likewise."""
+    result = dict(table)
+    for key, value in over.items():
+        below = result.get(key)
+        both = isinstance(below, dict) and isinstance(value, dict)
+        result[key] = _merged(below, value) if both else value  # type: ignore[arg-type]
+    return result
+
+
 def recipe_settings(path: Path, *, cpu: bool = False) -> dict[str, Any]:
     """The settings of a recipe: its top-level keys, with those of its [cpu] table on top if asked for.
 
@@ -301,7 +311,5 @@ def recipe_settings(path: Path, *, cpu: bool = False) -> dict[str, Any]:
     overrides = table.pop("cpu", {})
     check_keys(overrides, settings | {"methods": None}, f"{path}, [cpu]")
     if cpu:
-        for key, value in overrides.items():
-            merged = {**table.get(key, {}), **value} if isinstance(value, dict) else value
-            table[key] = merged
+        table = _merged(table, overrides)
     return {key: value for key, value in table.items() if key in settings or key == "methods"}

@@ -1,4 +1,4 @@
-"""The command line: `torchbayes train | evaluate | compare | report | predict | methods | models | data`.
+"""The command line: `torchbayes train`, `evaluate`, `compare`, `report`, `predict`, `prune` and lists.
 
 Bad input ends with one sentence and exit code 2, a training failure with one sentence and exit code 1,
 Ctrl-C with a word on how to go on and exit code 130. A traceback means a bug in torchbayes.
@@ -13,6 +13,7 @@ from rich.console import Console
 
 from torchbayes._version import __version__
 from torchbayes.cli import compare, inspect, train
+from torchbayes.cli.prune import prune
 from torchbayes.nonfinite import TrainingError
 
 __all__ = ["app", "main"]
@@ -48,6 +49,7 @@ app.command("evaluate")(train.evaluate)
 app.command("predict")(train.predict)
 app.command("compare")(compare.compare)
 app.command("report")(compare.report)
+app.command("prune")(prune)
 app.command("methods")(inspect.methods)
 app.command("models")(inspect.models)
 app.command("data")(inspect.data)

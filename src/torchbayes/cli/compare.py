@@ -122,6 +122,7 @@ def compare(
     Without arguments: every method on the embedded digits, in a few minutes.
     Writes results.json and report.html to --out. Stop it with Ctrl-C and go on with `--resume`.
     """
+    default = recipe is None
     if recipe is None and data in (None, "digits") and model is None:
         recipe = find_recipe("demo/digits")
     flags = {
@@ -130,11 +131,10 @@ def compare(
     }  # fmt: skip
     settings = settings_from(recipe, cpu, model_set if model_set else [], flags)
     tables: dict[str, dict[str, Any]] = settings.pop("methods", {})
-    names = (
-        _names(methods)
-        if methods is not None
-        else list(tables) + [m for m in METHODS if m not in tables]
-    )
+    # A recipe compares the methods it names; without one, every method there is takes part.
+    named = [m for m in tables if m in METHODS] if default else list(tables)
+    rest = [m for m in METHODS if m not in tables] if default or not tables else []
+    names = _names(methods) if methods is not None else named + rest
     given = method_pairs(set_ if set_ else [], names)
     options = {name: {**tables.get(name, {}), **given[name]} for name in names}
     if seeds < 1:

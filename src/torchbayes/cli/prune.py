@@ -1,0 +1,100 @@
+"""`torchbayes prune`: how many weights a posterior can do without."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from torchbayes import metrics
+from torchbayes.cli.options import DataDir, Json
+from torchbayes.data import make_loader
+from torchbayes.experiment import TrainedRun
+from torchbayes.likelihood import Categorical
+from torchbayes.posterior import Gaussian, Posterior
+from torchbayes.predict import predictive
+from torchbayes.predictions import ClassPredictive
+from torchbayes.report.pruning import pruning_figure
+from torchbayes.storage import atomic_path, write_text
+from torchbayes.variational.prune import prune as pruned
+
+__all__ = ["prune"]
+
+
+def prune(
+    run: Annotated[Path, typer.Argument(help="A run folder with a Gaussian posterior.")],
+    fractions: Annotated[
+        str, typer.Option(help="Shares of the weights to remove.")
+    ] = "0,0.5,0.75,0.95,0.98",
+    save: Annotated[float, typer.Option(help="The share whose pruned posterior is saved.")] = 0.75,
+    samples: Annotated[int | None, typer.Option(help="Draws to predict with.")] = None,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Remove the weights with the least |mean|/std and show what it costs on the test set.
+
+    Writes prune.json, prune.png and pruned.safetensors to the run folder.
+    """
+    shares = _shares(fractions)
+    trained = TrainedRun(run, data_dir)
+    posterior = trained.posterior()
+    if not isinstance(posterior, Gaussian):
+        raise ValueError(
+            f"{run} has a {type(posterior).__name__} posterior: pruning needs a Gaussian one, such as "
+            "that of method bbb"
+        )
+    kept = pruned(posterior, save)
+    rows = [_row(trained, pruned(posterior, share), share, samples) for share in shares]
+    kept.save(trained.files.path / "pruned.safetensors")
+    write_text(trained.files.path / "prune.json", json.dumps(rows, indent=2) + "\n")
+    with atomic_path(trained.files.path / "prune.png") as temporary:
+        figure = pruning_figure(posterior, [(r["fraction"], r["error"]) for r in rows])
+        figure.savefig(temporary, format="png")
+    if as_json:
+        typer.echo(json.dumps(rows))
+        return
+    table = Table(title=f"{run}: test error of what is left", title_justify="left")
+    for column in ("removed", "error", "NLL", "weights left"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        table.add_row(
+            f"{row['fraction']:.0%}", f"{row['error']:.2%}", f"{row['nll']:.4f}", f"{row['left']:,}"
+        )
+    console = Console()
+    console.print(table)
+    console.print(f"picture: {run / 'prune.png'}   {save:.0%} pruned: {run / 'pruned.safetensors'}")
+
+
+def _shares(text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(f"fractions is {text!r}: expected shares such as 0,0.5,0.75") from None
+
+
+def _row(
+    trained: TrainedRun, posterior: Posterior, share: float, samples: int | None
+) -> dict[str, Any]:
+    data = trained.data
+    loader = make_loader(data, data.test, 1000)
+    targets = torch.cat([batch[1] for batch in loader.batches(0)])
+    result = predictive(
+        trained.model,
+        posterior,
+        loader,
+        trained.experiment.samples if samples is None else samples,
+        Categorical(),
+        torch.Generator().manual_seed(0),
+    )
+    assert isinstance(result, ClassPredictive)
+    return {
+        "fraction": share,
+        "error": 1 - metrics.accuracy(result.probs, targets),
+        "nll": metrics.nll(result.probs, targets),
+        "left": sum(int(t.count_nonzero()) for t in posterior.mean().values()),
+    }

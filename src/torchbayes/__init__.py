@@ -8,6 +8,7 @@ Train any `nn.Module` with a Bayesian method and get predictions with calibrated
 """
 
 from torchbayes._version import __version__
+from torchbayes.average import HWA, SWA, SWAG, recalibrated_samples
 from torchbayes.data import load_data
 from torchbayes.likelihood import Categorical, GaussianNoise, Likelihood, Observation
 from torchbayes.methods import METHODS
@@ -34,10 +35,21 @@ from torchbayes.prior import (
 from torchbayes.schedule import Schedule
 from torchbayes.storage import PosteriorFileError
 from torchbayes.train import Run, fit
-from torchbayes.variational import MCDropout
+from torchbayes.variational import (
+    MCDropout,
+    MeanField,
+    flipout,
+    local_reparameterisation,
+    prune,
+    shared_draw,
+    signal_to_noise,
+)
 
 __all__ = [
+    "HWA",
     "METHODS",
+    "SWA",
+    "SWAG",
     "Categorical",
     "ClassPredictive",
     "Gaussian",
@@ -47,6 +59,7 @@ __all__ = [
     "Likelihood",
     "LowRankGaussian",
     "MCDropout",
+    "MeanField",
     "Observation",
     "Point",
     "Posterior",
@@ -63,9 +76,15 @@ __all__ = [
     "Weights",
     "__version__",
     "fit",
+    "flipout",
     "load",
     "load_data",
+    "local_reparameterisation",
     "predictive",
+    "prune",
     "recalibrate_batchnorm",
+    "recalibrated_samples",
+    "shared_draw",
+    "signal_to_noise",
     "snapshot",
 ]

@@ -1,0 +1,52 @@
+"""Stochastic weight averaging: the mean of the weights along the path of another optimiser.
+
+P. Izmailov et al., Averaging Weights Leads to Wider Optima and Better Generalization, UAI 2018.
+
+| symbol | here | from |
+| --- | --- | --- |
+| w_SWA | the posterior's weights | Algorithm 1 |
+| n_models | `len(swa)` | Algorithm 1 |
+| c, the cycle length | when you call `update()` | Algorithm 1 |
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from torchbayes.average.averager import Averager, look_at
+from torchbayes.parameters import trainable
+from torchbayes.posterior import Point, Weights
+
+__all__ = ["SWA"]
+
+
+class SWA(Averager[Point]):
+    """The running mean of a network's weights.
+
+    Call `update()` at the end of every learning-rate cycle, or every epoch at a constant rate, once the
+    training has nearly converged. Weights that require a gradient when the averager is made are
+    averaged; the others and the buffers are those of the last snapshot.
+
+    Args:
+        model: The network that is being trained.
+
+    Example:
+        >>> import torch, torchbayes as tb
+        >>> model = torch.nn.Linear(1, 1, bias=False)
+        >>> swa = tb.SWA(model)
+        >>> for value in (1.0, 2.0, 6.0):
+        ...     _ = torch.nn.init.constant_(model.weight, value)
+        ...     swa.update()
+        >>> swa.posterior().mean()["weight"].item()
+        3.0
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        self._names = set(trainable(model))
+
+    def _look(self) -> tuple[Weights, Weights, Weights]:
+        return look_at(self._network, self._names)
+
+    def _posterior(self) -> Point:
+        return Point(self.mean(), model_name=type(self._network).__name__)

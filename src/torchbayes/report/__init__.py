@@ -1,0 +1,16 @@
+"""The report of a comparison: one HTML page that reads well, prints well and needs nothing else."""
+
+from torchbayes.report.loading import load_results
+from torchbayes.report.page import render_page, write_report
+from torchbayes.report.results import MethodResult, Results, RunResult
+from torchbayes.report.sections.comparison import markdown_table
+
+__all__ = [
+    "MethodResult",
+    "Results",
+    "RunResult",
+    "load_results",
+    "markdown_table",
+    "render_page",
+    "write_report",
+]

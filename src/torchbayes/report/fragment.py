@@ -1,0 +1,57 @@
+"""A section of the page, and the templates that sections are written with."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from torchbayes.report.charts import swatch
+from torchbayes.report.svg import colour
+from torchbayes.report.wording import method_name
+
+__all__ = ["Section", "read_asset", "render"]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page with a heading of its own.
+
+    Attributes:
+        id: Its anchor.
+        menu: Its name in the menu.
+        title: Its heading.
+        body: What is under the heading.
+    """
+
+    id: str
+    menu: str
+    title: str
+    body: Markup
+
+
+def read_asset(name: str) -> str:
+    """A file of the templates folder, also from inside a zipped package."""
+    return (resources.files(__package__) / "templates" / name).read_text(encoding="utf-8")
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(read_asset),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(method_name=method_name, swatch=swatch, colour=colour)
+    return environment
+
+
+def render(template: str, **values: Any) -> Markup:
+    """Fill in a template of the templates folder; plain text in `values` is escaped."""
+    return Markup(_environment().get_template(template).render(**values))

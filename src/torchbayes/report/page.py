@@ -1,0 +1,108 @@
+"""The page: a headline and a list of sections."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+
+from markupsafe import Markup
+
+from torchbayes.report.fragment import Section, read_asset, render
+from torchbayes.report.loading import load_results
+from torchbayes.report.results import Results
+from torchbayes.report.sections.abstaining import abstaining_section
+from torchbayes.report.sections.calibration import calibration_section
+from torchbayes.report.sections.closing import failed_section, glossary_section, settings_section
+from torchbayes.report.sections.comparison import comparison_section
+from torchbayes.report.sections.examples import examples_section
+from torchbayes.report.sections.headline import headline
+from torchbayes.report.sections.notices import notices_section
+from torchbayes.report.sections.training import training_section
+from torchbayes.report.sections.unfamiliar import unfamiliar_section
+from torchbayes.report.wording import whole
+from torchbayes.storage import write_text
+
+__all__ = ["SECTIONS", "render_page", "write_report"]
+
+SECTIONS: tuple[Callable[[Results], Section | None], ...] = (
+    notices_section,
+    comparison_section,
+    failed_section,
+    calibration_section,
+    unfamiliar_section,
+    abstaining_section,
+    examples_section,
+    training_section,
+    settings_section,
+    glossary_section,
+)
+"""The page from top to bottom. A section that has nothing to show gives None and is left out."""
+
+
+def write_report(folder: str | Path) -> Path:
+    """Write the page of a comparison.
+
+    The page is one file: styles, figures and pictures are inside, and it asks for nothing else.
+
+    Args:
+        folder: The folder that `torchbayes compare` wrote, with `results.json`.
+
+    Returns:
+        The path of `report.html` in that folder.
+
+    Raises:
+        ValueError: If `results.json` is missing, damaged or something else.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> folder = pathlib.Path(tempfile.mkdtemp())
+        >>> _ = (folder / "results.json").write_text('{"data": "digits", "methods": {"map": {"nll": 1}}}')
+        >>> write_report(folder).name
+        'report.html'
+    """
+    path = Path(folder) / "report.html"
+    write_text(path, render_page(load_results(folder)))
+    return path
+
+
+def render_page(results: Results) -> str:
+    """The page as text.
+
+    Args:
+        results: What `load_results` read.
+    """
+    found = (make(results) for make in SECTIONS)
+    script = read_asset("script.js")
+    # The page may run this script and nothing else, and may ask for nothing: not even a class name
+    # that got past the escaping could do harm.
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
+    return render(
+        "page.html.j2",
+        results=results,
+        headline=headline(results),
+        sections=[section for section in found if section is not None],
+        created=_date(results.created),
+        parameters=_parameters(results),
+        style=Markup(read_asset("style.css")),
+        script=Markup(script),
+        script_digest=digest,
+    )
+
+
+def _parameters(results: Results) -> str:
+    """The size of the network, if it is the same for all methods."""
+    sizes = {scored.value for scored in results.scored("parameters")}
+    return whole(sizes.pop()) if len(sizes) == 1 else ""
+
+
+def _date(iso: str) -> str:
+    """A day and time to read; as it is if it is not an ISO time."""
+    try:
+        moment = datetime.fromisoformat(iso.replace("Z", "+00:00"))
+    except ValueError:
+        return iso
+    zone = f" {moment.tzname()}" if moment.tzname() else ""
+    return f"{moment.day} {moment:%B %Y, %H:%M}{zone}"

@@ -1,0 +1,101 @@
+"""The end of the page: methods that failed, how it was made, and what the words mean."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Any
+
+from torchbayes.report.columns import columns_with_data
+from torchbayes.report.fragment import Section, render
+from torchbayes.report.results import Results
+
+__all__ = ["failed_section", "glossary_section", "settings_section"]
+
+_TERMS = {
+    "Aleatoric uncertainty": "Doubt that is in the data itself, such as a smudged digit. More training "
+    "data does not remove it.",
+    "Calibration": "Whether confidence can be taken at its word: of all answers given with 80 % "
+    "confidence, 80 % should be right.",
+    "Confidence": "The probability of the class that is predicted.",
+    "Draw": "One set of network weights taken from the posterior. Predictions are averaged over draws.",
+    "Entropy": "How spread out the predicted probabilities are, in nats: 0 is certain, log(classes) is "
+    "a uniform guess. It holds all of the uncertainty.",
+    "Epistemic uncertainty": "Doubt about the weights: networks that fit the training data equally well "
+    "say different things. More training data removes it.",
+    "Mutual information": "The epistemic part of the entropy: how much the draws disagree.",
+    "Out of distribution": "Inputs unlike anything in training. A good method is unsure about them.",
+    "Over-confident": "More sure than right. Under-confident is the reverse.",
+    "Posterior": "What training learned about the weights: not one best setting but how plausible each "
+    "is.",
+    "Seed": "The start of the random numbers. Runs that differ only in the seed show how much is luck.",
+}
+
+
+def failed_section(results: Results) -> Section | None:
+    """The methods that failed, each with its reason."""
+    if not results.failed:
+        return None
+    finished = {method.name for method in results.methods}
+    body = render("failed.html.j2", failed=results.failed, finished=finished)
+    return Section("failed", "Failed", "What did not finish", body)
+
+
+def settings_section(results: Results) -> Section:
+    """The data, the settings and the command."""
+    given = results.settings.get("command")
+    body = render(
+        "settings.html.j2",
+        results=results,
+        exact=isinstance(given, str),
+        command=given if isinstance(given, str) else _command(results),
+        settings=[
+            (key.replace("_", " "), _setting(value))
+            for key, value in results.settings.items()
+            if key != "command" and value is not None and value not in ("", [], {})
+        ],
+    )
+    return Section("settings", "Settings", "How this was made", body)
+
+
+def _command(results: Results) -> str:
+    """A command that asks for the same data, network, methods and budget."""
+    names = [*(method.name for method in results.methods), *results.failed]
+    settings = results.settings
+    flags = {
+        "data": results.data,
+        "model": settings.get("model", results.model),
+        "methods": ",".join(dict.fromkeys(names)),
+        **{key: settings.get(key) for key in ("epochs", "batch_size", "samples", "schedule")},
+    }
+    seeds = settings.get("seeds")
+    if isinstance(seeds, list) and len(seeds) > 1:
+        flags["seeds"] = len(seeds)
+    words = ["torchbayes", "compare"]
+    for key, value in flags.items():
+        if value is not None and value != "":
+            words += [f"--{key.replace('_', '-')}", str(value)]
+    if settings.get("augment") is True:
+        words.append("--augment")
+    options = settings.get("model_options")
+    for key, value in options.items() if isinstance(options, dict) else ():
+        words += ["--model-set", f"{key}={json.dumps(value)}"]
+    return shlex.join([*words, "--out", "OUT"])
+
+
+def _setting(value: Any) -> str:
+    """A setting as text."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (str, int, float)):
+        return str(value)
+    if isinstance(value, list):
+        return ", ".join(_setting(item) for item in value)
+    return json.dumps(value, ensure_ascii=False)
+
+
+def glossary_section(results: Results) -> Section:
+    """Every score of the table, then the words of the page."""
+    columns = columns_with_data(results.methods, main=False)
+    body = render("glossary.html.j2", columns=columns, terms=_TERMS)
+    return Section("glossary", "Glossary", "What the words mean", body)

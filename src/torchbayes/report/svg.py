@@ -1,0 +1,266 @@
+"""A small plotting kit that draws inline SVG in the page's own colours.
+
+matplotlib's SVG fixes colours and carries its own copy of every style; here shapes get classes, and
+style.css colours them for light, dark and print. Text is escaped by ElementTree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from xml.etree import ElementTree
+
+import numpy as np
+import numpy.typing as npt
+from markupsafe import Markup
+
+__all__ = [
+    "Array",
+    "Axis",
+    "Panel",
+    "colour",
+    "element",
+    "linear_ticks",
+    "log_ticks",
+    "marker",
+    "markup",
+    "thin",
+]
+
+Array = npt.NDArray[np.float64]
+
+HUES, DASHES = 7, 3
+_MARKERS = (
+    "M-4,0a4,4 0 1,0 8,0a4,4 0 1,0 -8,0z",
+    "M-3.5,-3.5h7v7h-7z",
+    "M0,-4.8L4.4,3.2H-4.4z",
+    "M0,-5L5,0L0,5L-5,0z",
+    "M0,4.8L4.4,-3.2H-4.4z",
+)
+
+
+def colour(index: int) -> str:
+    """The classes that give the method of that index its colour and, past seven, its dashes."""
+    dash = index // HUES % DASHES
+    return f"m{index % HUES}" + (f" d{dash}" if dash else "")
+
+
+def element(
+    tag: str, *children: ElementTree.Element | str, **attributes: str | float
+) -> ElementTree.Element:
+    """An SVG element; `class_` is class, and an underscore in a name stands for a hyphen."""
+    node = ElementTree.Element(tag)
+    for name, value in attributes.items():
+        text = value if isinstance(value, str) else f"{value:.2f}".rstrip("0").rstrip(".")
+        node.set(name.rstrip("_").replace("_", "-") if name != "viewBox" else name, text)
+    for child in children:
+        if isinstance(child, str):
+            node.text = child
+        else:
+            node.append(child)
+    return node
+
+
+def markup(node: ElementTree.Element) -> Markup:
+    """The element as text that a template puts in as it is."""
+    return Markup(ElementTree.tostring(node, encoding="unicode"))
+
+
+def marker(index: int, x: float, y: float) -> ElementTree.Element:
+    """The shape that goes with a method's colour, for eyes that see few colours."""
+    shape = _MARKERS[index % len(_MARKERS)]
+    return element("path", d=shape, class_="marker", transform=f"translate({x:.1f},{y:.1f})")
+
+
+def linear_ticks(low: float, high: float, count: int = 5) -> list[float]:
+    """Round numbers from low to high.
+
+    Example:
+        >>> linear_ticks(0.0, 1.03)
+        [0.0, 0.25, 0.5, 0.75, 1.0]
+    """
+    # Imported here because it takes a third of a second, which `import torchbayes.report` should not.
+    from matplotlib.ticker import MaxNLocator
+
+    ticks = MaxNLocator(count, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)
+    slack = 1e-9 * (high - low)
+    return [float(tick) for tick in ticks if low - slack <= tick <= high + slack]
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Powers of ten from low to high, with more numbers between them over few decades.
+
+    Example:
+        >>> log_ticks(0.8, 25.0)
+        [1.0, 2.0, 5.0, 10.0, 20.0]
+    """
+    from matplotlib.ticker import LogLocator
+
+    subs = (1.0,) if high / low > 300 else (1.0, 2.0, 5.0) if high / low > 6 else (1, 2, 3, 4, 5, 7)
+    ticks = LogLocator(subs=subs, numticks=12).tick_values(low, high)
+    return [float(tick) for tick in ticks if low <= tick <= high]
+
+
+def _same(values: Array) -> Array:
+    return values
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis of a panel.
+
+    Attributes:
+        low: The value at its start.
+        high: The value at its end.
+        label: What it measures.
+        ticks: Where to write numbers.
+        show: Writes a tick's number.
+        transform: Applied before placing, such as `numpy.log10`.
+    """
+
+    low: float
+    high: float
+    label: str
+    ticks: Sequence[float]
+    show: Callable[[float], str] = "{:g}".format
+    transform: Callable[[Array], Array] = _same
+
+    def place(self, values: Array | float) -> Array:
+        """Positions from 0 to 1; values outside land outside."""
+        ends = self.transform(np.asarray([self.low, self.high], dtype=np.float64))
+        moved = self.transform(np.asarray(values, dtype=np.float64))
+        return np.asarray((moved - ends[0]) / (ends[1] - ends[0]))
+
+
+@dataclass
+class Panel:
+    """A rectangle with two axes that shapes are drawn in.
+
+    Attributes:
+        x: The horizontal axis.
+        y: The vertical axis.
+        width: Of the whole picture.
+        height: Of the whole picture.
+        left: The margin for the numbers of the vertical axis.
+        top: The margin above.
+        bottom: The margin for the numbers of the horizontal axis.
+        right: The margin beside.
+        nodes: What has been drawn.
+    """
+
+    x: Axis
+    y: Axis
+    width: float = 420
+    height: float = 290
+    left: float = 56
+    top: float = 26
+    bottom: float = 44
+    right: float = 14
+    nodes: list[ElementTree.Element] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Draw the grid and the numbers first, so that shapes lie on top."""
+        x0, x1, y0, y1 = *self._span_x(), *self._span_y()
+        for tick in self.y.ticks:
+            at = self.at_y(tick)
+            self.add("line", x1=x0, x2=x1, y1=at, y2=at, class_="grid")
+            self.write(self.y.show(tick), x0 - 7, at + 4, anchor="end")
+        for tick in self.x.ticks:
+            at = self.at_x(tick)
+            self.add("line", x1=at, x2=at, y1=y0, y2=y0 + 4, class_="axis")
+            self.write(self.x.show(tick), at, y0 + 17)
+        self.add("line", x1=x0, x2=x1, y1=y0, y2=y0, class_="axis")
+        self.write(self.x.label, (x0 + x1) / 2, self.height - 6, class_="label")
+        self.write(self.y.label, 2, y1 - 11, anchor="start", class_="label")
+
+    def _span_x(self) -> tuple[float, float]:
+        return self.left, self.width - self.right
+
+    def _span_y(self) -> tuple[float, float]:
+        return self.height - self.bottom, self.top
+
+    def at_x(self, value: float) -> float:
+        """Where a value is, horizontally."""
+        low, high = self._span_x()
+        return low + float(self.x.place(value)) * (high - low)
+
+    def at_y(self, value: float) -> float:
+        """Where a value is, vertically."""
+        low, high = self._span_y()
+        return low + float(self.y.place(value)) * (high - low)
+
+    def points(self, x: Array, y: Array) -> Array:
+        """The places (N, 2) of many values."""
+        (x0, x1), (y0, y1) = self._span_x(), self._span_y()
+        return np.stack(
+            [x0 + self.x.place(x) * (x1 - x0), y0 + self.y.place(y) * (y1 - y0)], axis=1
+        )
+
+    def add(
+        self, tag: str, *children: ElementTree.Element | str, **attributes: str | float
+    ) -> ElementTree.Element:
+        """Draw an element."""
+        node = element(tag, *children, **attributes)
+        self.nodes.append(node)
+        return node
+
+    def write(
+        self, text: str, x: float, y: float, anchor: str = "middle", class_: str = "tick"
+    ) -> None:
+        """Write a text."""
+        self.add("text", text, x=x, y=y, text_anchor=anchor, class_=class_)
+
+    def line(self, x: Array, y: Array, class_: str, hint: str = "") -> None:
+        """Draw a line; `hint` shows when a pointer rests on it."""
+        path = "M" + "L".join(f"{px:.1f},{py:.1f}" for px, py in thin(self.points(x, y)))
+        self.add("path", *_hint(hint), d=path, class_=class_)
+
+    def area(self, x: Array, low: Array, high: Array, class_: str) -> None:
+        """Fill the space between two lines."""
+        outline = np.concatenate([self.points(x, high), self.points(x, low)[::-1]])
+        path = "M" + "L".join(f"{px:.1f},{py:.1f}" for px, py in outline) + "z"
+        self.add("path", d=path, class_=class_)
+
+    def bar(self, x0: float, x1: float, y0: float, y1: float, class_: str, hint: str = "") -> None:
+        """Draw a rectangle between values."""
+        left, right = self.at_x(x0), self.at_x(x1)
+        top, bottom = sorted((self.at_y(y0), self.at_y(y1)))
+        gap = 0.75 if right - left > 4 else 0.0
+        self.add(
+            "rect",
+            *_hint(hint),
+            x=left + gap,
+            y=top,
+            width=max(right - left - 2 * gap, 0.5),
+            height=bottom - top,
+            class_=class_,
+        )
+
+    def draw(self, name: str) -> Markup:
+        """The finished picture.
+
+        Args:
+            name: What it shows, for those who cannot see it.
+        """
+        size = f"0 0 {self.width:g} {self.height:g}"
+        class_ = "plot wide" if self.width >= 400 else "plot"
+        return markup(
+            element("svg", *self.nodes, viewBox=size, role="img", aria_label=name, class_=class_)
+        )
+
+
+def _hint(text: str) -> list[ElementTree.Element]:
+    return [element("title", text)] if text else []
+
+
+def thin(points: Array, distance: float = 0.7) -> Array:
+    """Leave out points in the same cell, less than a pixel wide, as the one before; the ends stay.
+
+    Example:
+        >>> thin(np.asarray([[0.0, 0.0], [0.1, 0.0], [0.2, 0.0], [9.0, 9.0]])).tolist()
+        [[0.0, 0.0], [9.0, 9.0]]
+    """
+    cells = np.round(points / distance)
+    keep = np.ones(len(points), dtype=bool)
+    keep[1:-1] = np.any(cells[1:-1] != cells[:-2], axis=1)
+    return points[keep]

@@ -1,0 +1,162 @@
+"""Numbers and lists as a reader wants to see them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from markupsafe import Markup
+
+from torchbayes.report.results import MethodResult
+from torchbayes.report.svg import colour
+
+__all__ = [
+    "count",
+    "duration",
+    "fixed",
+    "listing",
+    "method_name",
+    "percent",
+    "seed_note",
+    "significant",
+    "times",
+    "whole",
+    "wilson",
+]
+
+_SPACE = "\u202f"  # narrow and unbreakable, between a number and its unit
+_WORDS = [
+    "no",
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+    "eleven",
+    "twelve",
+]
+
+
+def fixed(value: float, decimals: int) -> str:
+    """A number with a fixed count of decimals and a real minus sign.
+
+    Example:
+        >>> fixed(0.07656, 4), fixed(-0.0000001, 2)
+        ('0.0766', '0.00')
+    """
+    text = f"{value:.{decimals}f}"
+    return text.lstrip("-") if float(text) == 0 else text.replace("-", "−")
+
+
+def significant(value: float) -> str:
+    """A number with two or three digits that matter.
+
+    Example:
+        >>> significant(0.07656), significant(1.2345), significant(123.4)
+        ('0.077', '1.23', '123')
+    """
+    if abs(value) >= 100:
+        return whole(value)
+    return fixed(value, 2) if abs(value) >= 1 else fixed(value, 3)
+
+
+def percent(value: float, decimals: int = 1) -> str:
+    """A share of one as a percentage.
+
+    Example:
+        >>> percent(0.97556).replace("\u202f", " ")
+        '97.6 %'
+    """
+    return f"{fixed(100 * value, decimals)}{_SPACE}%"
+
+
+def whole(value: float) -> str:
+    """A whole number with its thousands apart.
+
+    Example:
+        >>> whole(55210.0).replace("\u202f", " ")
+        '55 210'
+    """
+    return f"{value:,.0f}".replace(",", _SPACE)
+
+
+def duration(seconds: float) -> str:
+    """A time in the units that suit it.
+
+    Example:
+        >>> [duration(s).replace("\u202f", " ") for s in (0.31, 6.33, 125, 7290)]
+        ['0.31 s', '6.3 s', '2 min 5 s', '2 h 1 min']
+    """
+    if seconds < 1:
+        return f"{seconds:.2f}{_SPACE}s"
+    if seconds < 60:
+        return f"{seconds:.1f}{_SPACE}s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}{_SPACE}min {rest}{_SPACE}s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}{_SPACE}h {minutes}{_SPACE}min"
+
+
+def times(factor: float) -> str:
+    """How many times as much.
+
+    Example:
+        >>> times(0.0234), times(1.06), times(238.6)
+        ('0.023×', '1.1×', '239×')
+    """
+    if factor < 0.95:
+        return f"{factor:.2g}×"
+    return f"{fixed(factor, 1) if factor < 10 else whole(factor)}×"
+
+
+def count(number: int, noun: str) -> str:
+    """A count in words, as far as words are short.
+
+    Example:
+        >>> count(3, "method"), count(1, "method"), count(20, "method").replace("\u202f", " ")
+        ('three methods', 'one method', '20 methods')
+    """
+    amount = _WORDS[number] if 0 <= number < len(_WORDS) else whole(number)
+    return f"{amount} {noun}" if number == 1 else f"{amount} {noun}s"
+
+
+def listing(items: Sequence[str]) -> Markup:
+    """Items in a row, as one would say them; plain ones are escaped.
+
+    Example:
+        >>> listing(["map", "mle", "<b>"])
+        Markup('map, mle and &lt;b&gt;')
+    """
+    if len(items) < 2:
+        return Markup("").join(items)
+    return Markup("{} and {}").format(Markup(", ").join(items[:-1]), items[-1])
+
+
+def method_name(method: MethodResult) -> Markup:
+    """A method's name in its colour."""
+    return Markup('<b class="method {}">{}</b>').format(colour(method.index), method.name)
+
+
+def seed_note(method: MethodResult) -> str:
+    """Which of several runs something is about; nothing if there is one."""
+    return f" (seed {method.seed})" if len(method.runs) > 1 and method.seed is not None else ""
+
+
+def wilson(share: float, examples: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share: unlike the usual one, it does not vanish at 0 and 1.
+
+    Example:
+        >>> [round(end, 3) for end in wilson(1.0, 100)]
+        [0.963, 1.0]
+    """
+    z = 1.959963984540054
+    middle = share + z**2 / (2 * examples)
+    half = z * math.sqrt(share * (1 - share) / examples + (z / (2 * examples)) ** 2)
+    scale = 1 + z**2 / examples
+    return max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale)

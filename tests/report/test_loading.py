@@ -1,0 +1,155 @@
+"""Reading a comparison's folder: what must be there, what may be missing, what is damaged."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from torchbayes.report import load_results
+
+from .folders import predictions, write_folder
+
+
+def test_everything_is_read(tmp_path: Path) -> None:
+    write_folder(tmp_path, {"map": {"draws": 1}, "ensemble": {"members": 2}}, seeds=(3, 4))
+    results = load_results(tmp_path)
+    assert (results.data, results.model, results.ood) == ("digits", "mlp", "noise")
+    assert [method.name for method in results.methods] == ["map", "ensemble"]
+    method = results.methods[1]
+    assert (method.index, method.seed, [run.seed for run in method.runs]) == (1, 3, [3, 4])
+    assert method.predictions is not None
+    assert np.array_equal(method.predictions.probs, predictions(1003).probs)
+    assert [len(run.history) for run in method.runs] == [12, 12]
+    assert method.runs[0].history[0]["epoch"] == 1
+    assert results.images is not None
+    assert results.problems == ()
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (None, "there is no .*results.json"),
+        ("{", "cannot be read as JSON"),
+        ("", "cannot be read as JSON"),
+        ("[" * 100_000, "cannot be read as JSON"),
+        ("[1, 2]", "is not the result of a comparison"),
+        ('{"data": "digits"}', "is not the result of a comparison"),
+        ('{"methods": []}', "is not the result of a comparison"),
+        ('{"methods": {"map": 3}}', "the entry of method 'map' is 3"),
+    ],
+)
+def test_bad_results_are_one_sentence(tmp_path: Path, content: str | None, reason: str) -> None:
+    if content is not None:
+        (tmp_path / "results.json").write_text(content, encoding="utf-8")
+    with pytest.raises(ValueError, match=reason) as caught:
+        load_results(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_results_that_are_not_text(tmp_path: Path) -> None:
+    (tmp_path / "results.json").write_bytes(b"\xff\xfe\x00\x01")
+    with pytest.raises(ValueError, match="cannot be read as JSON"):
+        load_results(tmp_path)
+
+
+def test_undefined_numbers_are_none(tmp_path: Path) -> None:
+    scores = {"nll": None, "ece": math.nan, "brier": math.inf, "accuracy": 1, "mce": True}
+    table = {"methods": {"map": scores}}
+    (tmp_path / "results.json").write_text(json.dumps(table), encoding="utf-8")
+    read = load_results(tmp_path).methods[0].scores
+    assert read == {"nll": None, "ece": None, "brier": None, "accuracy": 1.0, "mce": None}
+
+
+def test_only_results_are_needed(tmp_path: Path) -> None:
+    write_folder(tmp_path, {"map": {}}, images=False)
+    for file in (tmp_path / "runs" / "map-0").iterdir():
+        file.unlink()
+    results = load_results(tmp_path)
+    assert results.methods[0].predictions is None
+    assert results.methods[0].runs[0].history == ()
+    assert results.images is None
+    assert results.problems == ()
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "text", "flipped"])
+def test_damaged_predictions_are_a_problem_not_a_failure(tmp_path: Path, damage: str) -> None:
+    write_folder(tmp_path, {"map": {}, "mle": {}})
+    file = tmp_path / "runs" / "map-0" / "predictions.npz"
+    whole = file.read_bytes()
+    middle = len(whole) // 3
+    file.write_bytes(
+        {
+            "cut": whole[: len(whole) // 2],
+            "empty": b"",
+            "text": b"not an archive",
+            "flipped": whole[:middle] + bytes(255 - b for b in whole[middle : middle + 200])
+            + whole[middle + 200 :],
+        }[damage]
+    )  # fmt: skip
+    results = load_results(tmp_path)
+    assert [method.name for method, _ in results.predicted] == ["mle"]
+    assert len(results.problems) == 1
+    assert results.problems[0].startswith("map")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("probs", np.full((160, 4), np.nan, np.float32)),
+        ("probs", np.full((160, 4), 3.0, np.float32)),
+        ("targets", np.full(160, 9)),
+        ("targets", np.zeros(7, np.int64)),
+        ("aleatoric", np.full(160, np.nan, np.float32)),
+        ("aleatoric", np.zeros(3, np.float32)),
+        ("ood_probs", np.full((80, 4), np.nan, np.float32)),
+    ],
+)
+def test_unusable_predictions_are_a_problem(tmp_path: Path, name: str, value: np.ndarray) -> None:
+    write_folder(tmp_path, {"map": {}})
+    file = tmp_path / "runs" / "map-0" / "predictions.npz"
+    with np.load(file) as archive:
+        arrays = {key: archive[key] for key in archive.files}
+    np.savez(file, **{**arrays, name: value})
+    results = load_results(tmp_path)
+    assert results.methods[0].predictions is None
+    assert "does not hold usable predictions" in results.problems[0]
+
+
+def test_the_next_seed_stands_in_for_damaged_predictions(tmp_path: Path) -> None:
+    write_folder(tmp_path, {"map": {}}, seeds=(5, 6))
+    (tmp_path / "runs" / "map-5" / "predictions.npz").write_bytes(b"")
+    assert load_results(tmp_path).methods[0].seed == 6
+
+
+def test_a_history_that_a_kill_cut_short(tmp_path: Path) -> None:
+    write_folder(tmp_path, {"map": {}})
+    file = tmp_path / "runs" / "map-0" / "metrics.jsonl"
+    file.write_bytes(file.read_bytes()[:-40])
+    assert len(load_results(tmp_path).methods[0].runs[0].history) == 5
+
+
+@pytest.mark.parametrize("test", [np.zeros((3, 4)), np.zeros((2, 1, 2, 2), dtype="U1"), None])
+def test_unusable_images_are_a_problem(tmp_path: Path, test: np.ndarray | None) -> None:
+    write_folder(tmp_path, {"map": {}})
+    if test is None:
+        (tmp_path / "images.npz").write_bytes(b"PK\x03\x04 cut")
+    else:
+        np.savez(tmp_path / "images.npz", test=test)
+    results = load_results(tmp_path)
+    assert results.images is None
+    assert results.problems[0].startswith("Pictures are not shown")
+
+
+def test_nothing_in_a_file_is_unpickled(tmp_path: Path) -> None:
+    write_folder(tmp_path, {"map": {}})
+    file = tmp_path / "runs" / "map-0" / "predictions.npz"
+    np.savez(file, probs=np.array([{"a": 1}], dtype=object), draws=1)
+    np.savez(tmp_path / "images.npz", test=np.array([{"a": 1}], dtype=object))
+    results = load_results(tmp_path)
+    assert results.methods[0].predictions is None
+    assert results.images is None
+    assert len(results.problems) == 2

@@ -62,6 +62,7 @@ class Comparison:
         options: Options of single methods, by the method's name.
         out: Where everything goes.
         data_dir: Where the data is, if not in the usual place.
+        command: The command that repeats the comparison, for the page.
     """
 
     def __init__(
@@ -72,8 +73,9 @@ class Comparison:
         options: Mapping[str, Mapping[str, Any]],
         out: Path,
         data_dir: Path | None = None,
+        command: str | None = None,
     ) -> None:
-        self.base, self.out, self.data_dir = base, out, data_dir
+        self.base, self.out, self.data_dir, self.command = base, out, data_dir, command
         self.jobs = [
             Job(
                 dataclasses.replace(
@@ -133,6 +135,8 @@ class Comparison:
                 runs.append({"seed": job.experiment.seed, "folder": folder, **scores})
         shared = dataclasses.asdict(self.base)
         shared.pop("method")
+        if self.command is not None:
+            shared["command"] = self.command
         results = {
             "torchbayes": __version__,
             "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),

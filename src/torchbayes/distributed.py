@@ -21,6 +21,7 @@ __all__ = [
     "gather",
     "process_group",
     "rank",
+    "sum_packed",
     "world_size",
 ]
 
@@ -89,3 +90,20 @@ def average_gradients(parameters: Sequence[Tensor], share: float) -> None:
     dist.all_reduce(packed)
     for gradient, part in zip(gradients, packed.split([g.numel() for g in gradients]), strict=True):
         gradient.copy_(part.view_as(gradient))
+
+
+def sum_packed(tensors: Sequence[Tensor]) -> None:
+    """Replace every tensor by its sum over processes, in one message.
+
+    Args:
+        tensors: In the same order and shapes everywhere.
+    """
+    if not dist.is_initialized():
+        return
+    dtype = torch.float32
+    for tensor in tensors:
+        dtype = torch.promote_types(dtype, tensor.dtype)
+    packed = torch.cat([t.reshape(-1).to(dtype) for t in tensors])
+    dist.all_reduce(packed)
+    for tensor, part in zip(tensors, packed.split([t.numel() for t in tensors]), strict=True):
+        tensor.copy_(part.view_as(tensor))

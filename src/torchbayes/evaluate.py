@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,11 +90,19 @@ class Predictions:
     def load(cls, path: str | Path) -> Predictions:
         """Read what `save` wrote; never unpickles."""
         try:
-            with np.load(Path(path), allow_pickle=False) as file:
+            with Path(path).open("rb") as raw, np.load(raw, allow_pickle=False) as file:
                 arrays = {name: torch.from_numpy(file[name]) for name in file.files}
             draws = int(arrays.pop("draws"))
             return cls(**arrays, draws=draws)
-        except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
+        except (
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+            EOFError,
+            zipfile.BadZipFile,
+            zlib.error,
+        ) as error:
             raise ValueError(
                 f"{path} is not a file of predictions: run `torchbayes evaluate`"
             ) from error

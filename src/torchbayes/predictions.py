@@ -233,9 +233,10 @@ class RegressionPredictive(Predictive):
         # The mixture's quantile lies between the smallest and the largest of its parts'.
         per_draw = self._by_draw(quantile)
         low, high = per_draw.amin(0), per_draw.amax(0)
-        halvings = torch.log2((high - low) / (tolerance * self.std.clamp_min(1e-30))).ceil()
         # Heavy tails may have no standard deviation; no float has more than 128 halvings to make.
-        count = halvings.nan_to_num(nan=128).clamp(0, 128).max() if len(self) else 0
+        spread = self.std.nan_to_num(0.0, posinf=0.0).clamp_min(1e-30)
+        halvings = torch.log2((high - low) / (tolerance * spread)).ceil().nan_to_num(0.0)
+        count = halvings.clamp(0, 128).max() if len(self) else 0
         for _ in range(int(count)):
             middle = 0.5 * (low + high)
             repeated = middle.expand(self.draws, *middle.shape).flatten(0, 1)

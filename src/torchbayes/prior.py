@@ -10,12 +10,15 @@ over examples takes `log_prob / train_size`.
 | πN(0, σ₁²) + (1−π)N(0, σ₂²) | `ScaleMixturePrior` | Bayes by Backprop, scale mixture prior |
 | exp(−‖θᵢ‖/b) | `GroupLaplacePrior(scale=b)` | ATMC, section 5 |
 | exp(−d/2·(‖φ‖²−1)²) | `UnitDirectionPrior` | ATMC, section 4.3 (d: the dimension of φ) |
+| one for each kind of weight | `PriorByName`, `resnetpp_prior` | ATMC, sections 4.3 and 5 |
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor
@@ -27,8 +30,10 @@ __all__ = [
     "GaussianPrior",
     "GroupLaplacePrior",
     "Prior",
+    "PriorByName",
     "ScaleMixturePrior",
     "UnitDirectionPrior",
+    "resnetpp_prior",
 ]
 
 
@@ -251,6 +256,18 @@ class GroupLaplacePrior(Prior):
         norms: Tensor = torch.linalg.vector_norm(rows, dim=1)
         return -(norms / self.scale).sum() - rows.shape[0] * log_normaliser
 
+    def grad(self, weights: Weights) -> Weights:
+        """−wᵢ / (b‖wᵢ‖), and 0 where a whole group is 0."""
+        result: Weights = {}
+        for name, weight in weights.items():
+            rows = _groups(weight.detach())
+            norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+            result[name] = (rows / norms.clamp_min(torch.finfo(rows.dtype).tiny)).mul_(
+                -1 / self.scale
+            )
+            result[name] = result[name].view(weight.shape)
+        return result
+
 
 class UnitDirectionPrior(Prior):
     """exp(−d/2·(‖φ‖²−1)²) on each output feature's direction φ of dimension d (ATMC, section 4.3).
@@ -269,3 +286,81 @@ class UnitDirectionPrior(Prior):
         rows = _groups(weight)
         excess: Tensor = rows.square().sum(1) - 1
         return excess.square().sum() * (-0.5 * rows.shape[1])
+
+    def grad(self, weights: Weights) -> Weights:
+        """−2d(‖φ‖²−1)φ."""
+        result: Weights = {}
+        for name, weight in weights.items():
+            rows = _groups(weight.detach())
+            excess = rows.square().sum(1, keepdim=True) - 1
+            result[name] = (rows * (excess * (-2 * rows.shape[1]))).view(weight.shape)
+        return result
+
+
+class PriorByName(Prior):
+    """A prior for each kind of weight, chosen by the weight's name.
+
+    Args:
+        rules: From patterns such as `"*.bias"`, in which `*` stands for anything, to priors. A weight has
+            the prior of the first pattern that fits its whole name.
+
+    Example:
+        >>> import torch, torchbayes as tb
+        >>> from torchbayes.prior import PriorByName
+        >>> prior = PriorByName({"*.bias": tb.GaussianPrior(precision=4.0), "*": tb.GaussianPrior()})
+        >>> weights = {"fc.bias": torch.ones(1), "fc.weight": torch.ones(1)}
+        >>> {name: gradient.item() for name, gradient in prior.grad(weights).items()}
+        {'fc.bias': -4.0, 'fc.weight': -1.0}
+    """
+
+    def __init__(self, rules: Mapping[str, Prior]) -> None:
+        for pattern, prior in rules.items():
+            if not isinstance(prior, Prior):
+                raise TypeError(
+                    f"rule {pattern!r} has a {type(prior).__name__}: expected a prior such as GaussianPrior()"
+                )
+        self.rules = dict(rules)
+
+    def rule(self, name: str) -> str:
+        """The pattern that decides over the weight called `name`."""
+        for pattern in self.rules:
+            if fnmatchcase(name, pattern):
+                return pattern
+        raise ValueError(
+            f"no rule of the prior fits weight {name!r}: the patterns are {', '.join(self.rules)}; add a "
+            "last rule '*'"
+        )
+
+    def log_prob_of(self, name: str, weight: Tensor) -> Tensor:
+        """The log-density under the weight's own prior."""
+        return self.rules[self.rule(name)].log_prob_of(name, weight)
+
+    def grad(self, weights: Weights) -> Weights:
+        """The gradient under each weight's own prior."""
+        parts: dict[str, Weights] = {}
+        for name, weight in weights.items():
+            parts.setdefault(self.rule(name), {})[name] = weight
+        found: Weights = {}
+        for pattern, part in parts.items():
+            found |= self.rules[pattern].grad(part)
+        return {name: found[name] for name in weights}
+
+
+def resnetpp_prior() -> PriorByName:
+    """The ATMC paper's priors for ResNet++.
+
+    Group Laplace with b = 5 on scales (section 5), unit length on directions (section 4.3), and N(0, 1) on
+    all else, that is the biases, for which the paper gives none.
+
+    Example:
+        >>> from torchbayes.prior import resnetpp_prior
+        >>> resnetpp_prior().rule("layer1.0.conv1.direction")
+        '*.direction'
+    """
+    return PriorByName(
+        {
+            "*.scale": GroupLaplacePrior(5.0),
+            "*.direction": UnitDirectionPrior(),
+            "*": GaussianPrior(),
+        }
+    )

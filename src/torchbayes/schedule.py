@@ -18,12 +18,15 @@ class Schedule:
     """How the learning rate changes over a run.
 
     Args:
-        name: `constant`, `cosine` (to 0), `linear` (to 0), `step` or `cyclic` (cosines with restarts).
+        name: `constant`, `cosine` (to 0), `linear` (to 0), `step`, `cyclic` (cosines with restarts) or
+            `polynomial` (Langevin dynamics' slow decay).
         milestones: For `step`: the epochs after which the rate is multiplied by `gamma`.
         gamma: For `step`: the factor.
         warmup_epochs: The epochs of a linear rise from 1 % of the rate at the start.
         cycles: For `cyclic`: the number of equally long cycles. `cycle_ends` says where they end.
         low: For `cyclic`: what a cycle falls to, as a fraction of the rate; 1 keeps the rate constant.
+        power: For `polynomial`: γ in the factor (1 + t/b)^−γ; a sampler's steps need 0.5 < γ ≤ 1.
+        offset: For `polynomial`: b, in epochs.
 
     Example:
         >>> import torch, torchbayes as tb
@@ -41,12 +44,17 @@ class Schedule:
     warmup_epochs: float = 0.0
     cycles: int = 1
     low: float = 0.0
+    power: float = 0.55
+    offset: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.name not in ("constant", "cosine", "linear", "step", "cyclic"):
+        if self.name not in ("constant", "cosine", "linear", "step", "cyclic", "polynomial"):
             raise ValueError(
-                f"schedule is {self.name!r}: expected constant, cosine, linear, step or cyclic"
+                f"schedule is {self.name!r}: expected constant, cosine, linear, step, cyclic or polynomial"
             )
+        for name, value in (("power", self.power), ("offset", self.offset)):
+            if not 0 < value < math.inf:
+                raise ValueError(f"{name} is {value:g}: expected a number above 0")
         if self.name == "step" and not self.milestones:
             raise ValueError("a step schedule needs milestones: the epochs at which the rate drops")
         if not 0 <= self.warmup_epochs < math.inf:
@@ -93,6 +101,9 @@ class Schedule:
             ),
             # CosineAnnealingWarmRestarts has whole cycles of one length only and an absolute minimum.
             "cyclic": lambda: lrs.LambdaLR(optimizer, lambda step: _cyclic(step, ends, self.low)),
+            "polynomial": lambda: lrs.LambdaLR(
+                optimizer, lambda step: (1 + step / (self.offset * steps_per_epoch)) ** -self.power
+            ),
         }
         if warmup == 0:
             return make[self.name]()

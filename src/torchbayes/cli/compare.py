@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+import sys
 from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Any
@@ -142,7 +144,9 @@ def compare(
     if (out / "results.json").exists() and not resume:
         raise ValueError(f"{out} already holds a comparison: add --resume or choose another folder")
     base = Experiment.from_settings({**settings, "method": names[0], "options": {}}, "the settings")
-    plan = Comparison(base, names, range(base.seed, base.seed + seeds), options, out, data_dir)
+    command = shlex.join(["torchbayes", *sys.argv[1:]])
+    runs = range(base.seed, base.seed + seeds)
+    plan = Comparison(base, names, runs, options, out, data_dir, command)
     display = _Display(len(plan.jobs))
     with display.bars:
         plan.run(display.of, lambda job, scores: None)

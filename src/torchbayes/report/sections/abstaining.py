@@ -40,7 +40,7 @@ def abstaining_section(results: Results) -> Section | None:
         chart=_chart(curves),
         rows=[(method, [percent(risk, 2) for risk in risks]) for method, risks in rows],
         coverages=[percent(coverage, 0) for coverage in _COVERAGES],
-        best=min(rows, key=lambda row: row[1][2]),
+        best=rows[int(np.argmin([float(curve.risk.mean()) for _, curve in curves]))],
         percent=percent,
     )
     return Section("abstaining", "Abstaining", "What if it may say “I don’t know”?", body)

@@ -46,6 +46,12 @@ def _dropped_layers(model: nn.Module, layers: Sequence[str] | None) -> list[str]
     return list(layers)
 
 
+def _check_share(p: float) -> float:
+    if not 0 < p < 1:
+        raise ValueError(f"p is {p:g}: expected the share of activations to drop, between 0 and 1")
+    return p
+
+
 @contextmanager
 def _hooked(model: nn.Module, layers: Sequence[str], drop: _Drop) -> Iterator[None]:
     """Pass the outputs of the named modules through `drop` inside the block; no trace is left."""
@@ -82,8 +88,8 @@ class DropoutPosterior(Posterior):
     def __init__(
         self, weights: Weights, p: float, layers: Sequence[str], *, model_name: str = ""
     ) -> None:
-        self._weights = {name: tensor.detach() for name, tensor in weights.items()}
-        self.p, self.layers, self.model_name = p, list(layers), model_name
+        self._weights = {name: tensor.detach().clone() for name, tensor in weights.items()}
+        self.p, self.layers, self.model_name = _check_share(p), list(layers), model_name
 
     def mean(self) -> Weights:
         """The weights, to be used without dropout."""
@@ -106,13 +112,19 @@ class DropoutPosterior(Posterior):
             nonlocal generator
             if generator is None:
                 generator = torch.Generator(outputs.device).manual_seed(int(draw[_SEED]))
-            mask = torch.empty_like(outputs.narrow(examples, 0, 1)).bernoulli_(
-                1 - self.p, generator=generator
-            )
+            # Filled in one order whatever the outputs' memory format is, or pieces of a batch could differ.
+            one = outputs.narrow(examples, 0, 1)
+            mask = torch.empty_like(one, memory_format=torch.contiguous_format)
+            mask.bernoulli_(1 - self.p, generator=generator)
             return outputs * mask.div_(1 - self.p)
 
         with _hooked(model, self.layers, drop):
             return super().call(model, weights, *args, **kwargs)
+
+    def check(self, model: nn.Module) -> None:
+        """Raise a `ValueError` that names the first weight or layer that `model` does not have."""
+        super().check(model)
+        _dropped_layers(model, self.layers)
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: tuple(tensor.shape) for name, tensor in self._weights.items()}
@@ -157,10 +169,7 @@ class MCDropout(Wrapper, DropoutPosterior):
     def __init__(
         self, model: nn.Module, p: float = 0.1, layers: Sequence[str] | None = None
     ) -> None:
-        if not 0 < p < 1:
-            raise ValueError(
-                f"p is {p:g}: expected the share of activations to drop, between 0 and 1"
-            )
+        _check_share(p)
         Wrapper.__init__(self, model)
         self.p, self.layers = p, _dropped_layers(model, layers)
         self.model_name = type(model).__name__

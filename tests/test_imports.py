@@ -22,14 +22,15 @@ ALLOWED: dict[str, set[str] | None] = {
     "noise": CORE,
     "curvature": CORE | {"curvature", "data"},
     "optim": CORE | {"optim", "curvature", "distributed"},
-    "average": CORE | {"average", "predict", "variational"},
+    "average": CORE | {"average", "batchnorm", "variational"},
+    "batchnorm": CORE | {"data"},
     "variational": CORE | {"variational"},
     "likelihood": {"predictions"},
     "predictions": set(),
     "predict": CORE | {"data", "likelihood", "predictions"},
     "methods": CORE
     | {"methods", "optim", "average", "variational", "curvature", "likelihood", "data"}
-    | {"schedule", "distributed", "predict"},
+    | {"schedule", "distributed", "batchnorm"},
 }
 
 

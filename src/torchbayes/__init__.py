@@ -9,6 +9,7 @@ Train any `nn.Module` with a Bayesian method and get predictions with calibrated
 
 from torchbayes._version import __version__
 from torchbayes.average import HWA, SWA, SWAG, recalibrated_samples
+from torchbayes.batchnorm import recalibrate_batchnorm
 from torchbayes.data import load_data
 from torchbayes.likelihood import Categorical, GaussianNoise, Likelihood, Observation
 from torchbayes.methods import METHODS
@@ -23,7 +24,7 @@ from torchbayes.posterior import (
     load,
     snapshot,
 )
-from torchbayes.predict import predictive, recalibrate_batchnorm
+from torchbayes.predict import predictive
 from torchbayes.predictions import ClassPredictive, Predictive, RegressionPredictive
 from torchbayes.prior import (
     GaussianPrior,

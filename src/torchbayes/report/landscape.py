@@ -21,10 +21,10 @@ from matplotlib.figure import Figure
 from sklearn.decomposition import PCA
 from torch import nn
 
+from torchbayes.batchnorm import recalibrate_batchnorm
 from torchbayes.data.batch import arguments, batch_len, split_batch, to_device
 from torchbayes.likelihood import Categorical, Likelihood
 from torchbayes.posterior import Weights, Wrapper
-from torchbayes.predict import recalibrate_batchnorm
 from torchbayes.report.figure import COLOURS, axes_row
 
 __all__ = ["Landscape", "Plane", "landscape", "landscape_figure", "pca_plane"]

@@ -1,0 +1,28 @@
+"""What a method has learned about the weights, in one of a few shapes that everything downstream shares.
+
+A `Posterior` is the waist of the library: every method ends in one, and predictions, metrics and reports
+start from one without knowing which method made it. A draw is a plain dictionary from the names of
+`model.state_dict()` to tensors, ready for `torch.func.functional_call`.
+
+Files are safetensors with a JSON header. Reading one never unpickles and never runs code.
+"""
+
+from torchbayes.posterior.base import Posterior, Weights, Wrapper, snapshot
+from torchbayes.posterior.files import load
+from torchbayes.posterior.gaussian import Gaussian, LowRankGaussian
+from torchbayes.posterior.point import Point
+from torchbayes.posterior.samples import Samples
+from torchbayes.storage import PosteriorFileError
+
+__all__ = [
+    "Gaussian",
+    "LowRankGaussian",
+    "Point",
+    "Posterior",
+    "PosteriorFileError",
+    "Samples",
+    "Weights",
+    "Wrapper",
+    "load",
+    "snapshot",
+]

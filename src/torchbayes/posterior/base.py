@@ -1,0 +1,153 @@
+"""The contract that every posterior keeps, and how weights are copied out of a network."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from torchbayes.storage import write_tensors
+
+__all__ = ["Posterior", "Weights", "Wrapper", "copied", "snapshot"]
+
+Weights = dict[str, Tensor]
+
+
+def snapshot(model: nn.Module) -> Weights:
+    """Copy the parameters and buffers of `model`; a tied weight appears once, under its first name."""
+    named = [*model.named_parameters(), *model.named_buffers()]
+    return {name: tensor.detach().clone() for name, tensor in named}
+
+
+def copied(weights: Mapping[str, Tensor]) -> Weights:
+    """Weights that later training steps of the model they came from do not change."""
+    return {name: tensor.detach().clone() for name, tensor in weights.items()}
+
+
+class Wrapper(nn.Module):
+    """A module around the user's network that draws, perturbs or generates its weights.
+
+    Args:
+        model: The user's network.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+
+class Posterior(ABC):
+    """A distribution over a network's weights.
+
+    A subclass sets `kind`, which names it in files, and gives `mean`, `sample` and the three `_file_…`
+    methods. Nothing else in the library needs to know about it.
+
+    Attributes:
+        model_name: The class name of the model, for error messages and files.
+        vmappable: Whether `torch.func.vmap` may run several draws at once through `call`.
+    """
+
+    kind: ClassVar[str] = ""
+    kinds: ClassVar[dict[str, type[Posterior]]] = {}
+    vmappable: bool = True
+    model_name: str = ""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if cls.kind:
+            Posterior.kinds[cls.kind] = cls
+
+    @abstractmethod
+    def mean(self) -> Weights:
+        """The mean weights, as new tensors."""
+
+    @abstractmethod
+    def sample(self, generator: torch.Generator | None = None) -> Weights:
+        """One draw of the weights, as new tensors."""
+
+    def draws(self, count: int, generator: torch.Generator | None = None) -> Iterator[Weights]:
+        """At most `count` draws to average over.
+
+        A posterior with finitely many members gives each of them once rather than some of them twice.
+        """
+        for _ in range(count):
+            yield self.sample(generator)
+
+    def call(self, model: nn.Module, draw: Weights, *args: Any, **kwargs: Any) -> Any:
+        """Run `model` under one draw, leaving the model's own weights alone."""
+        return torch.func.functional_call(model, draw, args, kwargs)
+
+    def check(self, model: nn.Module) -> None:
+        """Raise a `ValueError` that names the first weight that does not fit `model`."""
+        own = {
+            name: tuple(tensor.shape)
+            for name, tensor in [*model.named_parameters(), *model.named_buffers()]
+        }
+        shapes = self._shapes()
+        for name, shape in shapes.items():
+            if name not in own and name in model.state_dict(keep_vars=True):
+                raise ValueError(
+                    f"weight {name!r} of {type(model).__name__} is tied to another one: name a tied weight "
+                    "once, as torchbayes.snapshot(model) does"
+                )
+            if name not in own:
+                raise ValueError(
+                    f"the posterior of a {self.model_name or 'model'} has a weight {name!r} that "
+                    f"{type(model).__name__} does not have: use the model that it was trained with"
+                )
+            if own[name] != shape:
+                raise ValueError(
+                    f"weight {name!r} has shape {shape} in the posterior but {own[name]} in "
+                    f"{type(model).__name__}: use the model that it was trained with"
+                )
+        missing = [n for n, p in model.named_parameters() if n not in shapes and p.requires_grad]
+        if missing:
+            raise ValueError(
+                f"the posterior of a {self.model_name or 'model'} has no weight {missing[0]!r}, which "
+                f"{type(model).__name__} needs: use the model that it was trained with"
+            )
+
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(tensor.shape) for name, tensor in self.mean().items()}
+
+    # What a file holds: named groups of tensors and JSON settings.
+
+    @abstractmethod
+    def _file_tensors(self) -> Mapping[str, Weights]:
+        """The tensors to save, by group."""
+
+    def _file_settings(self) -> dict[str, Any]:
+        """JSON-able settings to save."""
+        return {}
+
+    @classmethod
+    @abstractmethod
+    def _from_file(cls, groups: dict[str, Weights], settings: dict[str, Any]) -> Posterior:
+        """The posterior that `_file_tensors` and `_file_settings` described."""
+
+    def save(self, path: str | Path) -> None:
+        """Write the posterior to `path`, whole or not at all.
+
+        Args:
+            path: The file to write, by custom `posterior.safetensors`.
+        """
+        tensors = {
+            f"{group}/{name}": tensor
+            for group, weights in self._file_tensors().items()
+            for name, tensor in weights.items()
+        }
+        write_tensors(
+            Path(path),
+            tensors,
+            kind=self.kind,
+            model_name=self.model_name,
+            settings=self._file_settings(),
+        )
+
+    def __repr__(self) -> str:
+        count = sum(tensor.numel() for tensor in self.mean().values())
+        return f"{type(self).__name__}({count:,} weights of {self.model_name or 'a model'})"

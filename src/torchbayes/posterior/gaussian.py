@@ -1,0 +1,174 @@
+"""Gaussians over the weights: independent, and with a few directions in which they move together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchbayes.posterior.base import Posterior, Weights, copied
+
+__all__ = ["Gaussian", "LowRankGaussian"]
+
+
+def _normal_like(tensor: Tensor, generator: torch.Generator | None) -> Tensor:
+    device = tensor.device if generator is None else generator.device
+    noise = torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype, device=device)
+    return noise.to(tensor.device)
+
+
+def _check_std(mean: Weights, std: Weights) -> None:
+    for name, value in std.items():
+        if name not in mean:
+            raise ValueError(
+                f"std has a weight {name!r} that mean does not have: name the same weights"
+            )
+        if value.shape != mean[name].shape:
+            raise ValueError(
+                f"std of {name!r} has shape {tuple(value.shape)} but its mean has "
+                f"{tuple(mean[name].shape)}: give one standard deviation per weight"
+            )
+        if not (value.is_floating_point() and mean[name].is_floating_point()):
+            raise ValueError(
+                f"std of {name!r} is given but the weight is of type {mean[name].dtype}, its std of "
+                f"{value.dtype}: only real numbers can be drawn, so leave it out of std"
+            )
+        if not bool(((value >= 0) & (value < torch.inf)).all()):
+            odd = value[~((value >= 0) & (value < torch.inf))][0].item()
+            raise ValueError(
+                f"std of {name!r} has the entry {odd:g}: standard deviations are finite and at least 0"
+            )
+
+
+class Gaussian(Posterior):
+    """An independent Gaussian for every weight.
+
+    Args:
+        mean: The means, and buffers if the draws share some.
+        std: The standard deviations. A weight that is not named here is deterministic.
+        model_name: The class name of the model they are of.
+
+    Example:
+        >>> import torch, torchbayes as tb
+        >>> q = tb.Gaussian({"weight": torch.zeros(1, 3)}, {"weight": torch.ones(1, 3)})
+        >>> q.sample(torch.Generator().manual_seed(0))["weight"].shape
+        torch.Size([1, 3])
+    """
+
+    kind = "gaussian"
+
+    def __init__(self, mean: Weights, std: Weights, *, model_name: str = "") -> None:
+        _check_std(mean, std)
+        self._mean = copied(mean)
+        self._std = copied(std)
+        self.model_name = model_name
+
+    def mean(self) -> Weights:
+        """The means."""
+        return {name: tensor.clone() for name, tensor in self._mean.items()}
+
+    def std(self) -> Weights:
+        """The standard deviations of the weights that have one."""
+        return {name: tensor.clone() for name, tensor in self._std.items()}
+
+    def sample(self, generator: torch.Generator | None = None) -> Weights:
+        """Draw mean + std · ε."""
+        draw: Weights = {}
+        for name, mean in self._mean.items():
+            std = self._std.get(name)
+            if std is None:
+                draw[name] = mean.clone()
+            else:
+                draw[name] = _normal_like(mean, generator).mul_(std).add_(mean)
+        return draw
+
+    def _file_tensors(self) -> Mapping[str, Weights]:
+        return {"mean": self._mean, "std": self._std}
+
+    @classmethod
+    def _from_file(cls, groups: dict[str, Weights], settings: dict[str, Any]) -> Gaussian:
+        return cls(groups["mean"], groups.get("std", {}))
+
+
+class LowRankGaussian(Posterior):
+    """A Gaussian with covariance diag(std²) + D Dᵀ, where D has a few columns.
+
+    Args:
+        mean: The means, and buffers if the draws share some.
+        std: The diagonal part's standard deviations; a weight that is not named has none.
+        factors: For each weight a tensor of shape (rank, *weight.shape): the columns of D, already
+            scaled. One set of `rank` normal numbers moves all weights together.
+        model_name: The class name of the model they are of.
+
+    Example:
+        >>> import torch, torchbayes as tb
+        >>> mean = {"weight": torch.zeros(3)}
+        >>> q = tb.LowRankGaussian(mean, {"weight": torch.zeros(3)}, {"weight": torch.ones(1, 3)})
+        >>> w = q.sample()["weight"]
+        >>> bool((w == w[0]).all())   # one direction only: the three weights move together
+        True
+    """
+
+    kind = "low-rank-gaussian"
+
+    def __init__(
+        self, mean: Weights, std: Weights, factors: Weights, *, model_name: str = ""
+    ) -> None:
+        _check_std(mean, std)
+        for name, factor in factors.items():
+            if not factor.dim() or name not in mean or factor.shape[1:] != mean[name].shape:
+                raise ValueError(
+                    f"factor {name!r} has shape {tuple(factor.shape)}: expected (rank, *shape of the mean)"
+                )
+        ranks = {factor.shape[0] for factor in factors.values()}
+        if len(ranks) > 1:
+            raise ValueError(f"factors have ranks {sorted(ranks)}: give every weight the same rank")
+        self._mean = copied(mean)
+        self._std = copied(std)
+        self._factors = copied(factors)
+        self.rank = ranks.pop() if ranks else 0
+        self.model_name = model_name
+
+    def mean(self) -> Weights:
+        """The means."""
+        return {name: tensor.clone() for name, tensor in self._mean.items()}
+
+    def std(self) -> Weights:
+        """The marginal standard deviations: the root of the covariance's diagonal."""
+        result: Weights = {}
+        for name in self._mean:
+            if name not in self._std and name not in self._factors:
+                continue
+            variance = torch.zeros_like(self._mean[name])
+            if name in self._std:
+                variance += self._std[name].square()
+            if name in self._factors:
+                variance += self._factors[name].square().sum(0)
+            result[name] = variance.sqrt_()
+        return result
+
+    def sample(self, generator: torch.Generator | None = None) -> Weights:
+        """Draw mean + std · ε + D ζ."""
+        coefficients: Tensor | None = None
+        draw: Weights = {}
+        for name, mean in self._mean.items():
+            value = mean.clone()
+            std, factor = self._std.get(name), self._factors.get(name)
+            if std is not None:
+                value.addcmul_(_normal_like(mean, generator), std)
+            if factor is not None:
+                if coefficients is None:
+                    coefficients = _normal_like(factor.new_empty(self.rank), generator)
+                zeta = coefficients.to(factor)
+                value += torch.tensordot(zeta, factor, dims=1)
+            draw[name] = value
+        return draw
+
+    def _file_tensors(self) -> Mapping[str, Weights]:
+        return {"mean": self._mean, "std": self._std, "factors": self._factors}
+
+    @classmethod
+    def _from_file(cls, groups: dict[str, Weights], settings: dict[str, Any]) -> LowRankGaussian:
+        return cls(groups["mean"], groups.get("std", {}), groups.get("factors", {}))

@@ -1,0 +1,208 @@
+"""A bank of weight snapshots, in memory or in a folder that is read one at a time."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from torchbayes.posterior.base import Posterior, Weights, copied, snapshot
+from torchbayes.posterior.point import Point
+from torchbayes.storage import PosteriorFileError, atomic_path, read_tensors, write_tensors
+
+__all__ = ["Samples"]
+
+_DRAW_FILES = "draw-[0-9]*.safetensors"
+
+
+class Samples(Posterior):
+    """A bank of weight snapshots: the members of an ensemble or the states of a chain.
+
+    Args:
+        model: The network that `append()` takes its snapshots of, with its buffers.
+        folder: Keep the snapshots as files in this folder and read them one at a time, for banks that
+            do not fit in memory. A folder that already has snapshots is continued.
+
+    Example:
+        >>> import torch, torchbayes as tb
+        >>> model = torch.nn.Linear(2, 1)
+        >>> samples = tb.Samples(model)
+        >>> for _ in range(3):
+        ...     _ = torch.nn.init.normal_(model.weight)
+        ...     samples.append()
+        >>> len(samples)
+        3
+    """
+
+    kind = "samples"
+
+    def __init__(self, model: nn.Module | None = None, *, folder: str | Path | None = None) -> None:
+        self._model = model
+        self._memory: list[Weights] = []
+        self.folder = None if folder is None else Path(folder)
+        self.model_name = "" if model is None else type(model).__name__
+        self._count = 0
+        self._first_shapes: dict[str, tuple[int, ...]] | None = None
+        if self.folder is not None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            found = {path.name for path in self.folder.glob(_DRAW_FILES)}
+            while self._file(self._count).name in found:
+                self._count += 1
+            if self._count != len(found):
+                raise PosteriorFileError(
+                    f"{self.folder} has {len(found)} draws but no {self._file(self._count).name}: copy the "
+                    "whole folder again, or remove the draws after the gap"
+                )
+
+    def _file(self, index: int) -> Path:
+        assert self.folder is not None
+        return self.folder / f"draw-{index:06d}.safetensors"
+
+    def append(self, weights: Weights | None = None) -> None:
+        """Add a snapshot of the model, or the given weights."""
+        if weights is None:
+            if self._model is None:
+                raise ValueError(
+                    "append() has nothing to take a snapshot of: make Samples(model) or pass weights"
+                )
+            weights = snapshot(self._model)
+        self._check_like_first(weights)
+        if self.folder is None:
+            self._memory.append(copied(weights))
+        else:
+            named = {f"mean/{name}": tensor for name, tensor in weights.items()}
+            write_tensors(
+                self._file(self._count),
+                named,
+                kind=Point.kind,
+                model_name=self.model_name,
+                settings={},
+            )
+        self._count += 1
+
+    def _check_like_first(self, weights: Weights) -> None:
+        if self._count == 0:
+            return
+        new = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+        first = self._shapes()
+        odd = next((n for n in [*first, *new] if new.get(n) != first.get(n)), None)
+        if odd is not None:
+            raise ValueError(
+                f"weight {odd!r} has shape {new.get(odd)} in this snapshot but {first.get(odd)} in the first "
+                "one: keep one bank (and folder) per model"
+            )
+
+    def truncate(self, count: int) -> None:
+        """Forget all snapshots after the first `count`, so that a resumed run can add its own."""
+        if not 0 <= count <= self._count:
+            raise ValueError(f"cannot keep {count} of {self._count} snapshots")
+        if self.folder is None:
+            del self._memory[count:]
+        else:
+            for index in reversed(range(count, self._count)):
+                self._file(index).unlink()
+        self._count = count
+        if count == 0:
+            self._first_shapes = None
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> Weights:
+        if not -self._count <= index < self._count:
+            raise IndexError(f"snapshot {index} of {self._count} does not exist")
+        index %= self._count
+        if self.folder is None:
+            return {name: tensor.clone() for name, tensor in self._memory[index].items()}
+        _, tensors = read_tensors(self._file(index))
+        # Copies: what is read is mapped from the file, and would change if it were written anew.
+        return copied({name.removeprefix("mean/"): tensor for name, tensor in tensors.items()})
+
+    def __iter__(self) -> Iterator[Weights]:
+        return (self[index] for index in range(self._count))
+
+    def _need_one(self) -> None:
+        if self._count == 0:
+            raise ValueError("these Samples are empty: append() at least one snapshot first")
+
+    def mean(self) -> Weights:
+        """The average of the snapshots; a buffer of whole numbers is taken from the last one.
+
+        An average of batch-norm statistics does not belong to the averaged weights: call
+        `recalibrate_batchnorm` before using it.
+        """
+        self._need_one()
+        total: Weights = {}
+        types: dict[str, torch.dtype] = {}
+        for index, weights in enumerate(self):
+            for name, tensor in weights.items():
+                types[name] = tensor.dtype
+                if tensor.is_floating_point() and tensor.element_size() < 4:
+                    # In half precision the later of many snapshots would be rounded away.
+                    tensor = tensor.float()
+                if index == 0 or not tensor.is_floating_point():
+                    total[name] = tensor
+                else:
+                    total[name].lerp_(tensor, 1 / (index + 1))
+        return {name: tensor.to(types[name]) for name, tensor in total.items()}
+
+    def sample(self, generator: torch.Generator | None = None) -> Weights:
+        """One of the snapshots, each with equal chance."""
+        self._need_one()
+        device = "cpu" if generator is None else generator.device
+        index = torch.randint(self._count, (1,), generator=generator, device=device)
+        return self[int(index)]
+
+    def draws(self, count: int, generator: torch.Generator | None = None) -> Iterator[Weights]:
+        """Every snapshot once if `count` allows it, else `count` different ones."""
+        self._need_one()
+        if count >= self._count:
+            yield from self
+            return
+        device = "cpu" if generator is None else generator.device
+        order = torch.randperm(self._count, generator=generator, device=device)
+        for index in sorted(order[:count].tolist()):
+            yield self[index]
+
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        self._need_one()
+        if self._first_shapes is None:
+            self._first_shapes = {name: tuple(tensor.shape) for name, tensor in self[0].items()}
+        return self._first_shapes
+
+    def save(self, path: str | Path) -> None:
+        """Write one file, or for a bank that lives in a folder a folder of files.
+
+        Args:
+            path: The file or folder to write.
+        """
+        self._need_one()
+        path = Path(path)
+        if self.folder is None:
+            super().save(path)
+        elif path.resolve() != self.folder.resolve():
+            for old in sorted(path.glob(_DRAW_FILES)):
+                old.unlink()
+            # The first draw last: a copy that was cut short has a gap, which a reader sees.
+            for index in reversed(range(self._count)):
+                source = self._file(index)
+                with atomic_path(path / source.name) as temporary:
+                    shutil.copyfile(source, temporary)
+
+    def _file_tensors(self) -> Mapping[str, Weights]:
+        return {f"{index:06d}": weights for index, weights in enumerate(self._memory)}
+
+    @classmethod
+    def _from_file(cls, groups: dict[str, Weights], settings: dict[str, Any]) -> Samples:
+        samples = cls()
+        for group in sorted(groups):
+            samples.append(groups[group])
+        return samples
+
+    def __repr__(self) -> str:
+        where = "in memory" if self.folder is None else f"in {self.folder}"
+        return f"Samples({self._count} snapshots of {self.model_name or 'a model'}, {where})"

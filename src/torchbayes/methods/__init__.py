@@ -4,6 +4,7 @@ To add one, write a file with a `Method` subclass under `@register` and import i
 has the guide. Nothing else has to change.
 """
 
+from torchbayes.methods.atmc import AtmcMethod
 from torchbayes.methods.base import (
     METHODS,
     Method,
@@ -13,19 +14,36 @@ from torchbayes.methods.base import (
     method_options,
     register,
 )
+from torchbayes.methods.bbb import BbbMethod
 from torchbayes.methods.dropout import DropoutMethod
 from torchbayes.methods.ensemble import EnsembleMethod
+from torchbayes.methods.hwa import HwaMethod
 from torchbayes.methods.map import MapMethod, MleMethod
+from torchbayes.methods.psgld import PsgldMethod
+from torchbayes.methods.sghmc import SghmcMethod
+from torchbayes.methods.sgld import SgldMethod
+from torchbayes.methods.sgnht import SgnhtMethod
+from torchbayes.methods.swa import SwaMethod
+from torchbayes.methods.swag import SwagMethod
 
 __all__ = [
     "METHODS",
+    "AtmcMethod",
+    "BbbMethod",
     "DropoutMethod",
     "EnsembleMethod",
+    "HwaMethod",
     "MapMethod",
     "Method",
     "MleMethod",
     "Option",
     "Plan",
+    "PsgldMethod",
+    "SghmcMethod",
+    "SgldMethod",
+    "SgnhtMethod",
+    "SwaMethod",
+    "SwagMethod",
     "find_method",
     "method_options",
     "register",

@@ -58,7 +58,7 @@ class Posterior(ABC):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if cls.kind:
+        if "kind" in cls.__dict__:  # a subclass that only inherits its kind does not take its place
             Posterior.kinds[cls.kind] = cls
 
     @abstractmethod

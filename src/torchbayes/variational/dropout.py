@@ -164,8 +164,6 @@ class MCDropout(Wrapper, DropoutPosterior):
         10
     """
 
-    kind = ""
-
     def __init__(
         self, model: nn.Module, p: float = 0.1, layers: Sequence[str] | None = None
     ) -> None:

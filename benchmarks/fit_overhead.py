@@ -32,12 +32,15 @@ def main() -> None:
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
         for start in range(0, COUNT, BATCH):
             optimizer.zero_grad()
-            F.cross_entropy(model(floats[start : start + BATCH]), targets[start : start + BATCH]).backward()
+            F.cross_entropy(
+                model(floats[start : start + BATCH]), targets[start : start + BATCH]
+            ).backward()
             optimizer.step()
 
     split = Split(images, targets)
     data = DataSet(
-        name="random", train=split, validation=None, test=split, classes=tuple("0123456789"), shape=(3, 32, 32),
+        name="random", train=split, validation=None, test=split,
+        classes=tuple("0123456789"), shape=(3, 32, 32),
         mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25),
     )  # fmt: skip
     loader = make_loader(data, split, BATCH, shuffle=True)
@@ -47,10 +50,15 @@ def main() -> None:
 
     def fit_with_folder_and_bar() -> None:
         with tempfile.TemporaryDirectory() as folder:
-            tb.fit(lambda: lenet5(in_channels=3), loader, "map", epochs=1, folder=Path(folder) / "r")
+            tb.fit(
+                lambda: lenet5(in_channels=3), loader, "map", epochs=1, folder=Path(folder) / "r"
+            )
 
     jobs = {"bare loop": bare, "fit": fit, "fit, run folder, progress bar": fit_with_folder_and_bar}
-    show("LeNet-5, batch 128, relative to the bare loop", ratios(interleaved(jobs, rounds=15), "bare loop"))
+    show(
+        "LeNet-5, batch 128, relative to the bare loop",
+        ratios(interleaved(jobs, rounds=15), "bare loop"),
+    )
 
 
 if __name__ == "__main__":

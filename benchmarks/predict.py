@@ -31,7 +31,10 @@ def measure(name: str, model: nn.Module, inputs: torch.Tensor, rounds: int) -> N
     jobs = {f"{DRAWS} plain forwards": plain}
     for kind, posterior in posteriors.items():
         jobs[f"predictive, {kind}"] = lambda p=posterior: tb.predictive(model, p, inputs, DRAWS)
-    show(f"{name}, {len(inputs)} inputs", ratios(interleaved(jobs, rounds=rounds, warmup=1), next(iter(jobs))))
+    show(
+        f"{name}, {len(inputs)} inputs",
+        ratios(interleaved(jobs, rounds=rounds, warmup=1), next(iter(jobs))),
+    )
 
 
 def main() -> None:

@@ -10,10 +10,23 @@ Train any `nn.Module` with a Bayesian method and get predictions with calibrated
 from torchbayes._version import __version__
 from torchbayes.average import HWA, SWA, SWAG, recalibrated_samples
 from torchbayes.batchnorm import recalibrate_batchnorm
+from torchbayes.curvature import KroneckerGaussian
 from torchbayes.data import load_data
 from torchbayes.likelihood import Categorical, GaussianNoise, Likelihood, Observation
 from torchbayes.methods import METHODS
 from torchbayes.nonfinite import TrainingError
+from torchbayes.optim import (
+    ATMC,
+    IVON,
+    KFAC,
+    OGN,
+    PSGLD,
+    SGHMC,
+    SGLD,
+    SGNHT,
+    VOGN,
+    NoisyKFAC,
+)
 from torchbayes.posterior import (
     Gaussian,
     LowRankGaussian,
@@ -30,8 +43,10 @@ from torchbayes.prior import (
     GaussianPrior,
     GroupLaplacePrior,
     Prior,
+    PriorByName,
     ScaleMixturePrior,
     UnitDirectionPrior,
+    resnetpp_prior,
 )
 from torchbayes.schedule import Schedule
 from torchbayes.storage import PosteriorFileError
@@ -47,26 +62,38 @@ from torchbayes.variational import (
 )
 
 __all__ = [
+    "ATMC",
     "HWA",
+    "IVON",
+    "KFAC",
     "METHODS",
+    "OGN",
+    "PSGLD",
+    "SGHMC",
+    "SGLD",
+    "SGNHT",
     "SWA",
     "SWAG",
+    "VOGN",
     "Categorical",
     "ClassPredictive",
     "Gaussian",
     "GaussianNoise",
     "GaussianPrior",
     "GroupLaplacePrior",
+    "KroneckerGaussian",
     "Likelihood",
     "LowRankGaussian",
     "MCDropout",
     "MeanField",
+    "NoisyKFAC",
     "Observation",
     "Point",
     "Posterior",
     "PosteriorFileError",
     "Predictive",
     "Prior",
+    "PriorByName",
     "RegressionPredictive",
     "Run",
     "Samples",
@@ -85,6 +112,7 @@ __all__ = [
     "prune",
     "recalibrate_batchnorm",
     "recalibrated_samples",
+    "resnetpp_prior",
     "shared_draw",
     "signal_to_noise",
     "snapshot",

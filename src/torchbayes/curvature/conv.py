@@ -1,0 +1,340 @@
+"""Convolutions, transposed or not, of 1, 2 or 3 dimensions.
+
+The gradient of example i, Gᵢ = gᵢ · unfold(xᵢ)ᵀ, takes the multiplications of the ordinary weight gradient,
+Σᵢ Gᵢ, and is computed instead of it, some examples at a time. There are three ways, and which is fastest
+depends on the shape: unfold and multiply; the weight gradient of a convolution whose groups are the
+examples; and, where there are only a few output positions, products of pairs of them.
+
+A transposed convolution is the adjoint of a convolution with the same weight, so its weight gradient is
+that convolution's with input and output gradient exchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from torchbayes.curvature.arguments import autocast_dtype, bind, ntuple
+from torchbayes.curvature.linear import PAIRS_UP_TO
+from torchbayes.curvature.products import CHUNK, Scratch, add_products, products_of_pairs
+from torchbayes.curvature.record import Record, VectorRecord, wide
+
+if TYPE_CHECKING:
+    from torchbayes.curvature.capture import Capture, Use
+
+__all__ = ["ConvRecord", "Geometry", "conv", "conv_transpose"]
+
+_CONV = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+_TRANSPOSED = (
+    "input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """What a convolution does besides its weight: one number per dimension, and the groups."""
+
+    stride: list[int]
+    padding: list[int]
+    dilation: list[int]
+    groups: int
+    transposed: bool = False
+    output_padding: tuple[int, ...] = (0, 0, 0)
+
+    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The convolution."""
+        return torch.convolution(
+            x, weight, bias, self.stride, self.padding, self.dilation, self.transposed,
+            self.output_padding[: len(self.stride)], self.groups,
+        )  # fmt: skip
+
+    def backward(
+        self, g: Tensor, x: Tensor, weight: Tensor, mask: list[bool]
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """The gradients of input, weight and bias, as far as `mask` asks for them."""
+        outputs = [weight.shape[1] * self.groups if self.transposed else weight.shape[0]]
+        return torch.ops.aten.convolution_backward(  # type: ignore[no-any-return]
+            g, x, weight, outputs, self.stride, self.padding, self.dilation, self.transposed,
+            self.output_padding[: len(self.stride)], self.groups, mask,
+        )  # fmt: skip
+
+
+class _Patches:
+    """The patches of a batch that a kernel sees, unfolded for some examples at a time.
+
+    Copying from a strided view is several times as fast as `F.unfold`.
+    """
+
+    def __init__(self, x: Tensor, kernel: list[int], at: Geometry, scratch: Scratch) -> None:
+        self.scratch = scratch
+        if any(at.padding):
+            padded = [n + 2 * p for n, p in zip(x.shape[2:], at.padding, strict=True)]
+            whole = scratch.get("padded", [*x.shape[:2], *padded], x).zero_()
+            inside = whole
+            for d, (n, p) in enumerate(zip(x.shape[2:], at.padding, strict=True)):
+                inside = inside.narrow(d + 2, p, n)
+            inside.copy_(x)
+            x = whole
+        self.x = x.contiguous()
+        spatial = self.x.stride()[2:]
+        places = [
+            (n - d * (k - 1) - 1) // s + 1
+            for n, k, s, d in zip(self.x.shape[2:], kernel, at.stride, at.dilation, strict=True)
+        ]
+        self.sizes = [x.shape[1], *kernel, *places]
+        self.strides = [
+            *self.x.stride()[:2],
+            *(s * d for s, d in zip(spatial, at.dilation, strict=True)),
+            *(s * t for s, t in zip(spatial, at.stride, strict=True)),
+        ]
+        self.rows = x.shape[1] * torch.Size(kernel).numel()
+        self.positions = torch.Size(places).numel()
+
+    def of(self, start: int, stop: int) -> Tensor:
+        """The patches of some examples, of shape (stop − start, channels × kernel, positions)."""
+        windows = self.x.as_strided(
+            [stop - start, *self.sizes],
+            self.strides,
+            self.x.storage_offset() + start * self.strides[0],
+        )
+        columns = self.scratch.get("columns", windows.shape, self.x)
+        return columns.copy_(windows).view(stop - start, self.rows, self.positions)
+
+
+class ConvRecord(Record):
+    """A use of a convolution's weight.
+
+    Args:
+        target: The weight.
+        x: The input of the convolution; of a transposed one, its output's gradient.
+        g: The output's gradient; of a transposed one, its input.
+        geometry: Of the convolution that is not transposed.
+        scratch: Where to find buffers.
+    """
+
+    def __init__(
+        self, target: Tensor, x: Tensor, g: Tensor, geometry: Geometry, scratch: Scratch
+    ) -> None:
+        super().__init__(target, x.shape[0])
+        self.x, self.g, self.geometry, self.scratch = wide(x), wide(g), geometry, scratch
+
+    def patches(self) -> _Patches:
+        """The input's patches."""
+        return _Patches(self.x, list(self.target.shape[2:]), self.geometry, self.scratch)
+
+    def per_example(self, start: int, stop: int) -> Tensor:
+        """The gradients of some examples, as those of a convolution whose groups they are."""
+        shape, at = self.target.shape, self.geometry
+        x, g = self.x[start:stop], self.g[start:stop]
+        count = len(x)
+        grouped = Geometry(at.stride, at.padding, at.dilation, at.groups * count)
+        # Only the shape of the weight matters for its gradient.
+        weight = x.new_empty(1).expand(count * shape[0], *shape[1:])
+        g, x = g.reshape(1, -1, *g.shape[2:]), x.reshape(1, -1, *x.shape[2:])
+        gradients = grouped.backward(g, x, weight, [False, True, False])[1]
+        assert gradients is not None
+        return gradients.view(count, *shape)
+
+    def few_positions(self) -> bool:
+        """Whether products of pairs of positions are the cheapest way to the squares."""
+        return self.g[0, 0].numel() <= PAIRS_UP_TO and self.geometry.groups == 1
+
+    def write_to(self, total: Tensor, fresh: bool) -> None:
+        """The squares alone."""
+        if self.few_positions():
+            columns = self.patches().of(0, self.examples).transpose(1, 2)
+            g = self.g.flatten(2).transpose(1, 2)
+            products_of_pairs(columns, g, total.view(len(total), -1), fresh)
+        else:
+            squares = total if fresh else torch.empty_like(total)
+            self.write_both(torch.empty_like(total), squares)
+            if not fresh:
+                total.add_(squares)
+
+    def write_both(self, gradient: Tensor, squares: Tensor) -> None:
+        """Overwrite `gradient` and `squares` with the sums over examples of Gᵢ and Gᵢ²."""
+        if self._as_groups():
+            step = max(1, CHUNK // self.target.numel())
+            for start in range(0, self.examples, step):
+                chunk = self.per_example(start, min(start + step, self.examples))
+                if start == 0:
+                    torch.sum(chunk, 0, out=gradient)
+                    torch.sum(chunk.square_(), 0, out=squares)
+                else:
+                    gradient.add_(chunk.sum(0))
+                    squares.add_(chunk.square_().sum(0))
+            return
+        groups = self.geometry.groups
+        g = self.g.reshape(self.examples, groups, -1, self.g[0, 0].numel())
+        patches = self.patches()
+        step = max(1, CHUNK // (patches.rows * patches.positions))
+        sums, totals = (t.view(groups, g.shape[2], -1) for t in (gradient, squares))
+        for start in range(0, self.examples, step):
+            stop = min(start + step, self.examples)
+            columns = patches.of(start, stop).view(stop - start, groups, -1, patches.positions)
+            for i in range(groups):
+                left, right = g[start:stop, i], columns[:, i].transpose(1, 2)
+                add_products(left, right, sums[i], totals[i], start == 0, self.scratch)
+
+    def _as_groups(self) -> bool:
+        """Whether the weight gradient of a grouped convolution is faster than unfolding.
+
+        Found by timing: with many positions, few weights and enough channels to fill a vector; and with
+        several groups, where unfolding would mean a product for each.
+        """
+        per_group = self.x.shape[1] // self.geometry.groups
+        if self.geometry.groups > 1:
+            return True
+        return self.g[0, 0].numel() >= 256 and self.target.numel() <= 10_000 and per_group >= 8
+
+
+class _Conv(torch.autograd.Function):
+    """A convolution whose backward pass takes the weight's gradient per example."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, at: Geometry, use: Use,
+        bias_use: Use | None,
+    ) -> Tensor:  # fmt: skip
+        ctx.save_for_backward(x, weight)
+        ctx.at, ctx.use, ctx.bias_use = at, use, bias_use
+        return at.forward(x, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        at: Geometry = ctx.at
+        use: Use = ctx.use
+        with torch._C.DisableTorchFunction(), torch.autocast(g.device.type, enabled=False):
+            mask = [ctx.needs_input_grad[0], False, False]
+            grad_b: Tensor | None = None
+            if ctx.needs_input_grad[2]:
+                # Not by convolution_backward: oneDNN computes the weight's gradient together with it.
+                sums = wide(g).flatten(2).sum(2)
+                grad_b = sums.sum(0).to(g.dtype)
+                if ctx.bias_use is not None:
+                    ctx.bias_use.arrived(VectorRecord(ctx.bias_use.target, sums))
+            # A transposed convolution's input and output gradient have exchanged their parts.
+            first, second = (g, x) if at.transposed else (x, g)
+            plain = Geometry(at.stride, at.padding, at.dilation, at.groups)
+            record = ConvRecord(use.target, first, second, plain, use.capture.scratch)
+            grad_w: Tensor | None = None
+            if not use.begin(record.examples):
+                use.capture.defer(record)
+                mask[1] = True
+            elif record.few_positions():
+                record.write_to(*use.capture.sink(use.target))
+                mask[1] = True
+            else:
+                total, fresh = use.capture.sink(use.target)
+                gradient = torch.empty_like(total)
+                squares = total if fresh else torch.empty_like(total)
+                record.write_both(gradient, squares)
+                if not fresh:
+                    total.add_(squares)
+                grad_w = gradient.to(weight.dtype)
+            ordinary = at.backward(g, x, weight, mask) if any(mask) else (None, None, None)
+        return ordinary[0], ordinary[1] if grad_w is None else grad_w, grad_b, None, None, None
+
+
+def _apply(
+    capture: Capture, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
+    given: dict[str, Any], at: Geometry,
+) -> Any:  # fmt: skip
+    x: Tensor = given["input"]
+    weight, bias = capture.target(given["weight"]), capture.target(given["bias"])
+    first = bias if weight is None else weight
+    assert first is not None
+    if x.dim() != given["weight"].dim():
+        raise ValueError(
+            f"{capture.describe(first)} convolves one example without a batch dimension: give the model "
+            "a batch"
+        )
+    capture.check_examples(x.shape[0], first)
+    bias_use = None if bias is None else capture.use(bias)
+    factors = None if weight is None else capture.factors.get(id(weight))
+    factor_use: Use | None = None
+    if weight is None or factors is not None:
+        output: Tensor = func(*args, **kwargs)
+        factor_use = None if weight is None else capture.use(weight)
+    else:
+        tensors = [x, given["weight"], given["bias"]]
+        dtype = autocast_dtype(x)
+        if dtype is not None:
+            tensors = [t if t is None else t.to(dtype) for t in tensors]
+        return _Conv.apply(*tensors, at, capture.use(weight), bias_use)  # type: ignore[no-untyped-call]
+    data = x.detach()
+
+    def arrived(gradient: Tensor) -> None:
+        with torch._C.DisableTorchFunction(), torch.no_grad():
+            g = wide(gradient).flatten(2)
+            if factor_use is not None and factors is not None:
+                factor_use.begin(len(g))
+                record = ConvRecord(factor_use.target, data, gradient, at, capture.scratch)
+                columns = record.patches().of(0, len(g))
+                factors.add(columns.transpose(1, 2), g.transpose(1, 2))
+            if bias_use is not None:
+                if factors is not None and factors.bias is bias_use.target:
+                    bias_use.begin(len(g))
+                else:
+                    bias_use.arrived(VectorRecord(bias_use.target, g.sum(2)))
+
+    output.register_hook(arrived)
+    return output
+
+
+def conv(
+    capture: Capture, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """The rule for `F.conv1d`, `F.conv2d` and `F.conv3d`."""
+    given = bind(_CONV, args, kwargs, bias=None, stride=1, padding=0, dilation=1, groups=1)
+    x = given["input"]
+    if capture.is_constant(x):
+        return capture.other(func, args, kwargs)
+    dims = given["weight"].dim() - 2
+    stride, dilation = ntuple(given["stride"], dims), ntuple(given["dilation"], dims)
+    padding = given["padding"]
+    if padding == "valid":
+        padding = 0
+    elif padding == "same":
+        total = [d * (k - 1) for d, k in zip(dilation, given["weight"].shape[2:], strict=True)]
+        if any(t % 2 for t in total):
+            # As torch does: the odd one goes after.
+            x = F.pad(x, [amount for t in reversed(total) for amount in (0, t % 2)])
+        padding = [t // 2 for t in total]
+    at = Geometry(stride, ntuple(padding, dims), dilation, given["groups"])
+    given["input"] = x
+    args = (x, given["weight"], given["bias"], stride, at.padding, dilation, at.groups)
+    return _apply(capture, func, args, {}, given, at)
+
+
+def conv_transpose(
+    capture: Capture, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """The rule for `F.conv_transpose1d`, `F.conv_transpose2d` and `F.conv_transpose3d`."""
+    given = bind(
+        _TRANSPOSED,
+        args,
+        kwargs,
+        bias=None,
+        stride=1,
+        padding=0,
+        output_padding=0,
+        groups=1,
+        dilation=1,
+    )
+    if capture.is_constant(given["input"]):
+        return capture.other(func, args, kwargs)
+    dims = given["weight"].dim() - 2
+    at = Geometry(
+        ntuple(given["stride"], dims), ntuple(given["padding"], dims), ntuple(given["dilation"], dims),
+        given["groups"], True, tuple(ntuple(given["output_padding"], dims)),
+    )  # fmt: skip
+    return _apply(capture, func, args, kwargs, given, at)

@@ -1,0 +1,153 @@
+"""Linear maps: `F.linear`, so `nn.Linear`, attention's projections, and recurrent layers step by step.
+
+With input x and output gradient g of shape (examples, positions, features) the gradient of example i is
+Gᵢ = Σₜ gᵢₜ xᵢₜᵀ. With one position Σᵢ Gᵢ² is a single product of squares, (g∘g)ᵀ(x∘x). With a few, it is one
+of the products of pairs of positions, (Σₜ aₜ)² = Σₜ aₜ² + 2 Σ_{s<t} aₛaₜ. With many, the Gᵢ are computed,
+some examples at a time, instead of the ordinary gradient, which is their sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from torchbayes.curvature.arguments import autocast_dtype, bind
+from torchbayes.curvature.products import add_products, products_of_pairs
+from torchbayes.curvature.record import Record, VectorRecord, wide
+
+if TYPE_CHECKING:
+    from torchbayes.curvature.capture import Capture, Use
+
+__all__ = ["PAIRS_UP_TO", "LinearRecord", "linear"]
+
+PAIRS_UP_TO = 4
+"""Positions up to which products of pairs are cheaper than the gradients of single examples."""
+
+
+class LinearRecord(Record):
+    """A use of a weight matrix.
+
+    Args:
+        target: The weight, of shape (outputs, inputs).
+        x: The input, of shape (examples, positions, inputs).
+        g: The output's gradient, of shape (examples, positions, outputs).
+    """
+
+    def __init__(self, target: Tensor, x: Tensor, g: Tensor) -> None:
+        super().__init__(target, x.shape[0])
+        self.x, self.g = wide(x), wide(g)
+
+    def per_example(self, start: int, stop: int) -> Tensor:
+        """Σₜ gₜ xₜᵀ of some examples."""
+        return torch.bmm(self.g[start:stop].transpose(1, 2), self.x[start:stop])
+
+    def write_to(self, total: Tensor, fresh: bool) -> None:
+        """By pairs of positions if there are few."""
+        if self.x.shape[1] <= PAIRS_UP_TO:
+            products_of_pairs(self.x, self.g, total, fresh)
+        else:
+            super().write_to(total, fresh)
+
+    @classmethod
+    def joined(cls, records: Sequence[Record]) -> Record | None:
+        """Several uses are one use with more positions."""
+        own = [r for r in records if isinstance(r, LinearRecord)]
+        if len(own) < len(records):
+            return None
+        x = torch.cat([r.x for r in own], 1)
+        return cls(records[0].target, x, torch.cat([r.g for r in own], 1))
+
+
+def _rows(tensor: Tensor, sequence_batch: int | None) -> Tensor:
+    """(examples, positions, features), from examples first or, inside attention, positions first."""
+    features = tensor.shape[-1]
+    if sequence_batch is not None:
+        return tensor.reshape(-1, sequence_batch, features).transpose(0, 1)
+    return tensor.reshape(tensor.shape[0] if tensor.dim() > 1 else 1, -1, features)
+
+
+class _SequenceLinear(torch.autograd.Function):
+    """A linear map of sequences whose backward pass takes gradients per example."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, use: Use, batch: int | None
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.use, ctx.batch = use, batch
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        use: Use = ctx.use
+        with torch._C.DisableTorchFunction(), torch.autocast(g.device.type, enabled=False):
+            grad_x = g @ weight if ctx.needs_input_grad[0] else None
+            record = LinearRecord(use.target, _rows(x, ctx.batch), _rows(g, ctx.batch))
+            if use.begin(record.examples):
+                total, fresh = use.capture.sink(use.target)
+                grad_w = torch.empty_like(total)
+                squares = total if fresh else torch.empty_like(total)
+                left, scratch = record.g.transpose(1, 2), use.capture.scratch
+                add_products(left, record.x, grad_w, squares, True, scratch)
+                if not fresh:
+                    total.add_(squares)
+            else:
+                use.capture.defer(record)
+                grad_w = g.reshape(-1, g.shape[-1]).t() @ x.reshape(-1, x.shape[-1])
+            grad_b = g.flatten(0, -2).sum(0) if ctx.needs_input_grad[2] else None
+        return grad_x, grad_w.to(weight.dtype), grad_b, None, None
+
+
+def linear(
+    capture: Capture, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """The rule for `F.linear(input, weight, bias)`."""
+    given = bind(("input", "weight", "bias"), args, kwargs, bias=None)
+    x: Tensor = given["input"]
+    if capture.is_constant(x):
+        return capture.other(func, args, kwargs)
+    weight, bias = capture.target(given["weight"]), capture.target(given["bias"])
+    batch = capture.sequence_batch
+    shape = _rows(x, batch).shape
+    first = bias if weight is None else weight
+    assert first is not None
+    capture.check_examples(shape[0], first)
+    bias_use = None if bias is None else capture.use(bias)
+    factors = None if weight is None else capture.factors.get(id(weight))
+    if weight is not None and factors is None and shape[1] > PAIRS_UP_TO:
+        dtype = autocast_dtype(x)
+        tensors = [x, given["weight"], given["bias"]]
+        if dtype is not None:
+            tensors = [t if t is None else t.to(dtype) for t in tensors]
+        output: Tensor = _SequenceLinear.apply(*tensors, capture.use(weight), batch)  # type: ignore[no-untyped-call]
+        weight = None
+    else:
+        output = func(*args, **kwargs)
+    weight_use = None if weight is None else capture.use(weight)
+    data = x.detach()
+
+    def arrived(gradient: Tensor) -> None:
+        with torch._C.DisableTorchFunction(), torch.no_grad():
+            g = _rows(gradient, batch)
+            if weight_use is not None:
+                if factors is None:
+                    weight_use.arrived(LinearRecord(weight_use.target, _rows(data, batch), g))
+                else:
+                    weight_use.begin(len(g))
+                    factors.add(wide(_rows(data, batch)), wide(g))
+            if bias_use is not None:
+                if factors is not None and factors.bias is bias_use.target:
+                    bias_use.begin(len(g))
+                else:
+                    bias_use.arrived(VectorRecord(bias_use.target, wide(g).sum(1)))
+
+    if weight_use is not None or bias_use is not None:
+        output.register_hook(arrived)
+    return output

@@ -1,0 +1,76 @@
+"""Embeddings: a row of the gradient for every index that an example looks up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from torchbayes.curvature.arguments import bind
+from torchbayes.curvature.record import Record, wide
+
+if TYPE_CHECKING:
+    from torchbayes.curvature.capture import Capture
+
+__all__ = ["embedding"]
+
+
+class _LookupRecord(Record):
+    """A use of a table by indices of shape (examples, positions)."""
+
+    def __init__(self, target: Tensor, indices: Tensor, g: Tensor, padding_idx: int) -> None:
+        super().__init__(target, indices.shape[0])
+        self.indices = indices.reshape(len(indices), -1)
+        self.g = wide(g).reshape(*self.indices.shape, *target.shape[1:])
+        if padding_idx >= 0:
+            keep = (self.indices != padding_idx).unsqueeze(-1)
+            self.g = self.g * keep
+
+    def per_example(self, start: int, stop: int) -> Tensor:
+        count, rows = stop - start, len(self.target)
+        table = self.g.new_zeros(count * rows, *self.target.shape[1:])
+        offset = torch.arange(count, device=table.device).unsqueeze(1) * rows
+        table.index_add_(
+            0, (self.indices[start:stop] + offset).flatten(), self.g[start:stop].flatten(0, 1)
+        )
+        return table.view(count, *self.target.shape)
+
+    def write_to(self, total: Tensor, fresh: bool) -> None:
+        """Sum the gradients of each (example, index) pair, then square: no table per example."""
+        if fresh:
+            total.zero_()
+        rows = len(self.target)
+        offset = torch.arange(self.examples, device=total.device).unsqueeze(1) * rows
+        pairs, place = torch.unique(self.indices + offset, return_inverse=True)
+        sums = total.new_zeros(len(pairs), *total.shape[1:])
+        sums.index_add_(0, place.flatten(), self.g.flatten(0, 1).to(sums.dtype))
+        total.index_add_(0, pairs % rows, sums.square_())
+
+
+def embedding(
+    capture: Capture, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """The rule for `torch.embedding(weight, indices, padding_idx, scale_grad_by_freq, sparse)`."""
+    names = ("weight", "indices", "padding_idx", "scale_grad_by_freq", "sparse")
+    given = bind(names, args, kwargs, padding_idx=-1, scale_grad_by_freq=False, sparse=False)
+    weight, indices = capture.target(given["weight"]), given["indices"]
+    if weight is None or capture.is_constant(indices):
+        return capture.other(func, args, kwargs)
+    for option in ("scale_grad_by_freq", "sparse"):
+        if given[option]:
+            raise ValueError(
+                f"{capture.describe(weight)} belongs to an embedding with {option}=True, whose gradient is "
+                f"not the plain one: set {option}=False"
+            )
+    capture.check_examples(indices.shape[0] if indices.dim() > 0 else 1, weight)
+    output: Tensor = func(*args, **kwargs)
+    use = capture.use(weight)
+
+    def arrived(gradient: Tensor) -> None:
+        with torch._C.DisableTorchFunction(), torch.no_grad():
+            use.arrived(_LookupRecord(weight, indices, gradient, given["padding_idx"]))
+
+    output.register_hook(arrived)
+    return output

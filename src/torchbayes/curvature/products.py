@@ -1,0 +1,102 @@
+"""Sums over examples of matrix products and of their squares, without a tensor of all products.
+
+Σᵢ LᵢRᵢ and Σᵢ (LᵢRᵢ)², the square entry by entry, for the per-example gradients LᵢRᵢ of a layer. What costs
+time is memory traffic: products are made in kept buffers that fit into a cache, all examples' at once where
+the matrix is small, a few rows of one example's where it is large.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+__all__ = ["CHUNK", "LARGE", "Scratch", "add_products", "products_of_pairs"]
+
+CHUNK = 2**20
+"""Numbers that a kept buffer holds, unless one example needs more."""
+
+LARGE = 2**17
+"""Entries from which a matrix is taken row by row."""
+
+_TILE = 2**18
+
+
+class Scratch:
+    """Kept buffers: fresh large tensors cost page faults every time."""
+
+    def __init__(self) -> None:
+        self._flat: dict[tuple[str, torch.dtype, torch.device], Tensor] = {}
+
+    def get(self, name: str, shape: Sequence[int], like: Tensor) -> Tensor:
+        """A tensor with undefined contents, valid until the name is asked for again."""
+        key = (name, like.dtype, like.device)
+        count = torch.Size(shape).numel()
+        flat = self._flat.get(key)
+        if flat is None or flat.numel() < count:
+            self._flat[key] = flat = torch.empty(count, dtype=like.dtype, device=like.device)
+        return flat[:count].view(shape)
+
+
+def add_products(
+    left: Tensor, right: Tensor, sums: Tensor, squares: Tensor, fresh: bool, scratch: Scratch
+) -> None:
+    """Add Σᵢ LᵢRᵢ to `sums` and Σᵢ (LᵢRᵢ)² to `squares`, or overwrite both if they are fresh.
+
+    Args:
+        left: Of shape (examples, rows, inner).
+        right: Of shape (examples, inner, columns).
+        sums: Of shape (rows, columns).
+        squares: Of shape (rows, columns).
+        fresh: Whether to overwrite.
+        scratch: Where to find buffers.
+    """
+    examples, rows, columns = left.shape[0], left.shape[1], right.shape[2]
+    if rows * columns > LARGE:
+        height = max(1, _TILE // columns)
+        for top in range(0, rows, height):
+            part = slice(top, min(top + height, rows))
+            total, square = sums[part], squares[part]
+            product = scratch.get("product", total.shape, left)
+            for i in range(examples):
+                if fresh and i == 0:
+                    torch.mm(left[0, part], right[0], out=total)
+                    torch.mul(total, total, out=square)
+                else:
+                    torch.mm(left[i, part], right[i], out=product)
+                    total.add_(product)
+                    square.addcmul_(product, product)
+        return
+    step = max(1, CHUNK // (rows * columns))
+    for start in range(0, examples, step):
+        stop = min(start + step, examples)
+        product = scratch.get("product", (stop - start, rows, columns), left)
+        torch.bmm(left[start:stop], right[start:stop], out=product)
+        if fresh and start == 0:
+            torch.sum(product, 0, out=sums)
+            torch.sum(product.mul_(product), 0, out=squares)
+        else:
+            sums.add_(product.sum(0))
+            squares.add_(product.mul_(product).sum(0))
+
+
+def products_of_pairs(x: Tensor, g: Tensor, total: Tensor, fresh: bool) -> None:
+    """Add Σᵢ (Σₜ gᵢₜ xᵢₜᵀ)² to `total`, of shape (outputs, inputs), by products of pairs of positions.
+
+    (Σₜ aₜ)² = Σₜ aₜ² + 2 Σ_{s<t} aₛaₜ, and each term is one matrix product over the examples: with one
+    position that is (g∘g)ᵀ(x∘x).
+
+    Args:
+        x: Of shape (examples, positions, inputs).
+        g: Of shape (examples, positions, outputs).
+        total: Where to add, or what to overwrite.
+        fresh: Whether to overwrite.
+    """
+    positions = x.shape[1]
+    for shift in range(positions):
+        size = positions - shift
+        a = (x[:, :size] * x[:, shift:]).flatten(0, 1)
+        b = (g[:, :size] * g[:, shift:]).flatten(0, 1)
+        beta = 0.0 if fresh and shift == 0 else 1.0
+        total.addmm_(b.t(), a, beta=beta, alpha=1.0 if shift == 0 else 2.0)

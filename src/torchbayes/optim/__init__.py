@@ -1,0 +1,14 @@
+"""Optimisers that own the weights' distribution: one file an algorithm."""
+
+from torchbayes.optim.atmc import ATMC
+from torchbayes.optim.ivon import IVON
+from torchbayes.optim.kfac import KFAC
+from torchbayes.optim.noisy_kfac import NoisyKFAC
+from torchbayes.optim.ogn import OGN
+from torchbayes.optim.psgld import PSGLD
+from torchbayes.optim.sghmc import SGHMC
+from torchbayes.optim.sgld import SGLD
+from torchbayes.optim.sgnht import SGNHT
+from torchbayes.optim.vogn import VOGN
+
+__all__ = ["ATMC", "IVON", "KFAC", "OGN", "PSGLD", "SGHMC", "SGLD", "SGNHT", "VOGN", "NoisyKFAC"]

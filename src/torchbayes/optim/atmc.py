@@ -1,0 +1,149 @@
+"""ATMC: the adaptive thermostat Monte Carlo sampler.
+
+J. Heek and N. Kalchbrenner, Bayesian Inference for Large Scale Image Classification, 2019, Algorithm 1.
+
+| symbol | argument | where |
+| --- | --- | --- |
+| h | `lr` | Eq. (9) |
+| m | `mass`, or h/√m = `average_step` | Eqs. (4), (6) |
+| c | `speed_limit`, or h·c = `max_step`; infinite for a Gaussian momentum | Eqs. (5), (6) |
+| D | `friction`, or e^(−Dh) = `momentum` | section 2.4 |
+| p | `state[p]["momentum"]` | Eq. (4) |
+| ξ | `state[p]["thermostat"]` | Eq. (4) |
+
+Deviations from the paper are corrections of it; `torchbayes.optim.thermostat` has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchbayes.optim.base import check_number
+from torchbayes.optim.momentum import friction_of, mass_of, speed_limit_of
+from torchbayes.optim.sampler import Block, Sampler
+from torchbayes.optim.thermostat import (
+    TINY,
+    drift,
+    is_relativistic,
+    momentum_update,
+    slow_friction,
+    steady_momentum_update,
+)
+from torchbayes.prior import Prior
+
+__all__ = ["ATMC", "atmc_update"]
+
+
+def atmc_update(
+    theta: Tensor, p: Tensor, xi: Tensor, grad: Tensor, eta: Tensor, work: Sequence[Tensor],
+    *, h: float, m: float, c: float, d: float,
+) -> None:  # fmt: skip
+    """One iteration of Algorithm 1, in place in θ, p and ξ."""
+    if not is_relativistic(c) and float(xi.max()) <= d:
+        # No thermostat is above D: all weights have the friction D, and one number serves for its e^(−Dh).
+        alpha = torch.mul(xi, -1, out=work[2]).add_(d)  # line 7
+        steady_momentum_update(p, grad, eta, alpha, d, h=h, m=m)  # lines 8 to 10
+    else:
+        beta = torch.clamp_min(xi, d, out=work[0])  # line 8: β = α + ξ = max(D, ξ)
+        alpha = torch.sub(beta, xi, out=work[2])  # line 7: α = max(D − ξ, 0)
+        slow_friction(beta, p, work[1], m=m, c=c).clamp_min_(TINY)
+        momentum_update(p, grad, eta, alpha, beta, work[1], h=h, m=m)  # lines 9 and 10
+    drift(theta, p, xi, work, h=h, m=m, c=c)  # lines 11 and 12
+
+
+class ATMC(Sampler):
+    """Adaptive thermostat Monte Carlo: samples a posterior with noisy gradients at the price of SGD.
+
+    Every weight has a thermostat that measures how much noise there is already, from the gradient, and just
+    the rest is added. The friction never falls below D. Thermostats react within about 0.1 / lr² updates
+    (with `momentum` 0.9).
+
+    Replace the optimiser line of a training loop, and keep snapshots after a burn-in:
+
+        sampler = tb.ATMC(model, lr=1e-3, train_size=len(train_set))
+        samples = tb.Samples(model)
+        …                            # loss.backward(); sampler.step(), as ever
+        samples.append()             # now and then, at best at the end of a cycle of the learning rate
+
+    The loss is the *mean* over the batch. The sampler resembles SGD with momentum and the learning rate
+    `average_step² · train_size`. The paper has `lr=0.001, average_step=0.0003, max_step=0.001,
+    momentum=0.9` for CIFAR-10 and the same with `lr=0.0005` for ImageNet.
+
+    Args:
+        model: The network. A warning is logged (logger `torchbayes`) if it has batch norm.
+        lr: The time step h. With `average_step` given, it sets how fast the thermostats react; a schedule
+            scales the steps.
+        train_size: The number of training examples.
+        prior: What is believed of the weights before the data; N(0, 1) of each if None.
+        temperature: T divides the log-likelihood and leaves the prior alone, as in VOGN.
+        average_step: The typical change h/√m of a weight per update, at the first `lr`;
+            √(0.05 / train_size) if None.
+        max_step: The largest change h·c of a weight in an update, at the first `lr`; 10/3 of the average
+            if None, `inf` for a Gaussian momentum.
+        momentum: The share e^(−Dh) of the momentum that an update keeps at most, at the first `lr`; 0.9 if
+            None.
+        mass: m, in place of `average_step`.
+        speed_limit: c, in place of `max_step`.
+        friction: D, in place of `momentum`.
+        params: Parameters of the model, or groups of them; all trainable ones if None.
+        generator: Where the noise comes from. Its state is saved with the sampler's.
+
+    Example:
+        >>> import torch, torchbayes as tb
+        >>> model = torch.nn.Linear(3, 1)
+        >>> sampler = tb.ATMC(model, lr=1e-3, train_size=50_000, average_step=3e-4, max_step=1e-3)
+        >>> group = sampler.param_groups[0]
+        >>> round(group["mass"], 2), round(group["speed_limit"], 2), round(group["friction"], 1)
+        (11.11, 1.0, 105.4)
+        >>> model(torch.ones(10, 3)).square().mean().backward()
+        >>> sampler.step()
+    """
+
+    buffers = ("momentum", "thermostat")
+    work = 3
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lr: float = 1e-3,
+        *,
+        train_size: int,
+        prior: Prior | None = None,
+        temperature: float = 1.0,
+        average_step: float | None = None,
+        max_step: float | None = None,
+        momentum: float | None = None,
+        mass: float | None = None,
+        speed_limit: float | None = None,
+        friction: float | None = None,
+        params: Iterable[Any] | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        check_number("lr", lr, above=True)
+        m = mass_of(lr, average_step, mass, train_size)
+        super().__init__(
+            model,
+            lr,
+            train_size=train_size,
+            prior=prior,
+            temperature=temperature,
+            params=params,
+            generator=generator,
+            settings={
+                "mass": m,
+                "speed_limit": speed_limit_of(lr, m, max_step, speed_limit, 10 / 3),
+                "friction": friction_of(lr, momentum, friction, exact=True),
+            },
+        )
+
+    def update(self, group: dict[str, Any], block: Block) -> None:
+        """Algorithm 1."""
+        momentum, thermostat = block.state
+        atmc_update(
+            block.theta, momentum, thermostat, block.grad, block.noise, block.work,
+            h=group["lr"], m=group["mass"], c=group["speed_limit"], d=group["friction"],
+        )  # fmt: skip

@@ -1,0 +1,290 @@
+"""IVON: improved variational online Newton.
+
+Y. Shen et al., Variational Learning is Effective for Large Deep Networks, ICML 2024. It needs no per-example
+gradients: the curvature is estimated from the correlation of gradient and noise.
+
+| symbol | argument | update |
+| --- | --- | --- |
+| λ | `train_size` / `temperature` | σ = 1/√(λ(h + δ)), θ = μ + σε |
+| δ | `prior_precision` · `temperature` / `train_size` | |
+| ĝ | | the mean gradient at θ |
+| ĥ | | ĝ·(θ − μ)·λ(h + δ) |
+| β1, β2 | `betas` | m ← β1 m + (1 − β1) ĝ; h ← β2 h + (1 − β2) ĥ + ½(1 − β2)² (h − ĥ)²/(h + δ) |
+| h0 | `initial_curvature` | h at the start |
+| α | `lr` | μ ← μ − α(h0 + δ) clip[(m/(1 − β1ᵗ) + δμ)/(h + δ), ±ξ] |
+| ξ | `clip_radius` | |
+
+As in VOGN here, scales and shifts of norm layers have no noise and no prior. Without noise there is no
+estimate of their curvature, which stays at h0: they follow the momentum at the rate α.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchbayes.optim.base import WeightOptimizer, check_number, resolve_prior
+from torchbayes.optim.statistics import Statistics
+from torchbayes.posterior import Gaussian, Weights
+from torchbayes.prior import GaussianPrior
+
+__all__ = ["IVON", "ivon_curvature", "ivon_draw", "ivon_step"]
+
+
+def ivon_draw(
+    noise: Tensor, mu: Tensor, h: Tensor, u: Tensor, *, delta: float | Tensor, lam: float
+) -> None:
+    """Overwrite standard normal `noise` ε with θ = μ + ε/√(λ(h + δ)); `u` is overwritten too."""
+    torch.add(h, delta, out=u).rsqrt_()
+    torch.addcmul(mu, noise, u, value=lam**-0.5, out=noise)
+
+
+def ivon_curvature(
+    h: Tensor, product: Tensor, u: Tensor, *, lam: float, beta2: float, delta: float | Tensor
+) -> None:
+    """Update h in place.
+
+    Args:
+        h: The curvature.
+        product: ĝ·(θ − μ), averaged over draws; overwritten.
+        u: Overwritten.
+        lam: λ.
+        beta2: The decay of h.
+        delta: δ, one number or one per weight.
+    """
+    torch.add(h, delta, out=u)
+    torch.addcmul(h, product, u, value=-lam, out=product)  # h − ĥ
+    h.add_(product, alpha=beta2 - 1)
+    h.addcdiv_(product.mul_(product), u, value=0.5 * (1 - beta2) ** 2)
+
+
+def ivon_step(
+    mu: Tensor, m: Tensor, h: Tensor, u: Tensor, v: Tensor,
+    *, alpha: float, debias: float, delta: float | Tensor, h0: float, xi: float,
+    prior_mean: Tensor | None = None,
+) -> None:  # fmt: skip
+    """Update μ in place.
+
+    Args:
+        mu: μ.
+        m: The momentum, updated.
+        h: The curvature, updated.
+        u: Overwritten.
+        v: Overwritten.
+        alpha: α.
+        debias: 1 − β1ᵗ.
+        delta: δ, one number or one per weight.
+        h0: h at the start.
+        xi: ξ.
+        prior_mean: The prior's mean, 0 if None.
+    """
+    off = mu if prior_mean is None else torch.sub(mu, prior_mean, out=v)
+    if isinstance(delta, Tensor):
+        torch.addcmul(m, off, delta, value=debias, out=v)
+    else:
+        torch.add(m, off, alpha=delta * debias, out=v)
+    torch.add(h, delta, out=u)
+    if math.isinf(xi) and not isinstance(delta, Tensor):
+        mu.addcdiv_(v, u, value=-alpha * (h0 + delta) / debias)
+        return
+    v.div_(u).div_(debias).clamp_(-xi, xi)
+    mu.sub_(v.mul_(delta + h0), alpha=alpha)
+
+
+class IVON(WeightOptimizer):
+    """Improved variational online Newton: a Gaussian over every weight at the price of Adam.
+
+    Used as `VOGN` is. The loss is the *mean* over the batch. torch's `weight_decay`, and the δ of the
+    paper, is `prior_precision / train_size`; what the authors call `ess` is `train_size`.
+
+    Args:
+        model: The network. Outside of `sampled()` it has the mean weights.
+        lr: The learning rate α, of about SGD's size.
+        train_size: The number of training examples.
+        prior_precision: The precision of the prior N(0, 1/prior_precision) of every weight except norm
+            layers'.
+        prior: A Gaussian prior with mean and precision of its own for every weight, in place of
+            `prior_precision`: for continual learning, the last task's posterior.
+        temperature: Below 1 the posterior is sharper than Bayes' rule has it.
+        mc_samples: The draws per step.
+        betas: The decay of the momentum and of the curvature.
+        initial_curvature: h0. Too small a value makes the first draws noisy, too large a one the steps of
+            weights with little curvature short.
+        clip_radius: ξ, the largest step of a weight before it is multiplied by the rate.
+        params: Parameters of the model, or groups of them; all trainable ones if None.
+        generator: Where the noise comes from. Its state is saved with the optimiser's.
+
+    Example:
+        >>> import torch, torchbayes as tb
+        >>> x = torch.linspace(-1, 1, 64).unsqueeze(1)
+        >>> model = torch.nn.Linear(1, 1)
+        >>> optimizer = tb.IVON(model, lr=0.1, train_size=64)
+        >>> def closure():
+        ...     optimizer.zero_grad()
+        ...     loss = (0.5 * (model(x) - 2 * x) ** 2).mean()
+        ...     loss.backward()
+        ...     return loss
+        >>> for _ in range(300):
+        ...     _ = optimizer.step(closure)
+        >>> bool((model.weight - 2).abs() < 0.5)
+        True
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lr: float = 0.1,
+        *,
+        train_size: int,
+        prior_precision: float = 1.0,
+        prior: GaussianPrior | None = None,
+        temperature: float = 1.0,
+        mc_samples: int = 1,
+        betas: tuple[float, float] = (0.9, 0.99999),
+        initial_curvature: float = 1.0,
+        clip_radius: float = math.inf,
+        params: Iterable[Any] | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        check_number("lr", lr)
+        check_number("temperature", temperature, above=True)
+        check_number("betas[0]", betas[0], high=1.0)
+        check_number("betas[1]", betas[1], high=1.0)
+        check_number("initial_curvature", initial_curvature, above=True)
+        check_number("clip_radius", clip_radius, above=True)
+        prior_precision, own_prior = resolve_prior(prior_precision, prior)
+        defaults = {
+            "lr": lr,
+            "train_size": train_size,
+            "prior_precision": prior_precision,
+            "temperature": temperature,
+            "betas": betas,
+            "initial_curvature": initial_curvature,
+            "clip_radius": clip_radius,
+        }
+        super().__init__(
+            model, params, defaults, mc_samples=mc_samples, generator=generator, prior=own_prior
+        )
+
+    @staticmethod
+    def _lam(group: dict[str, Any]) -> float:
+        return float(group["train_size"] / group["temperature"])
+
+    def _delta(self, group: dict[str, Any], fixed: bool) -> float:
+        """δ, where it is the same for all weights."""
+        return 0.0 if fixed else float(group["prior_precision"] / self._lam(group))
+
+    def _own_prior(
+        self, group: dict[str, Any], params: Sequence[Tensor], fixed: bool
+    ) -> list[list[Tensor]]:
+        """δ and the prior's mean of every weight, if the prior is one for every weight."""
+        if fixed or self.prior is None:
+            return []
+        lam = self._lam(group)
+        moments = [self._prior_of(p) for p in params]
+        return [[precision / lam for _, precision in moments], [mean for mean, _ in moments]]
+
+    def _curvature(self, group: dict[str, Any], p: Tensor) -> Tensor:
+        state = self.state[p]
+        if "curvature" not in state:
+            state["step"] = 0
+            state["momentum"] = torch.zeros_like(p, requires_grad=False)
+            state["curvature"] = torch.full_like(p, group["initial_curvature"], requires_grad=False)
+        return state["curvature"]  # type: ignore[no-any-return]
+
+    def _perturbable(self, group: dict[str, Any]) -> list[Tensor]:
+        return [p for p in group["params"] if id(p) not in self._fixed]
+
+    def _perturb(self, group: dict[str, Any], params: list[Tensor], draws: list[Tensor]) -> None:
+        means, curvatures = (
+            [p.detach() for p in params],
+            [self._curvature(group, p) for p in params],
+        )
+        given = [means, curvatures, *self._own_prior(group, params, False)[:1]]
+        for (noise,), (mu, h, *own) in self._workspace.blocks([draws], given):
+            u = self._workspace.buffer("u", mu, len(mu))
+            delta = own[0] if own else self._delta(group, False)
+            ivon_draw(noise, mu, h, u, delta=delta, lam=self._lam(group))
+
+    def _statistics(self) -> Statistics:
+        result = Statistics()
+        for p in self._parameters():
+            if p.grad is not None and p.requires_grad:
+                result.put(("gradient", id(p)), p.grad)
+                if id(p) not in self._fixed:
+                    result.put(("draw", id(p)), self._buffer("draw", p))
+        return result
+
+    def _additive(self, statistics: Statistics) -> Statistics:
+        """With ĝ·(θ − μ) instead of θ, which is of no use to other draws."""
+        result = Statistics()
+        for p in self._parameters():
+            if statistics.has("gradient", p):
+                gradient = statistics.value("gradient", p)
+                result.put(("gradient", id(p)), gradient)
+                if statistics.has("draw", p):
+                    offset = statistics.value("draw", p).sub_(p.detach())
+                    result.put(("product", id(p)), offset.mul_(gradient))
+        return result
+
+    def _update(self, statistics: Statistics) -> None:
+        for group in self.param_groups:
+            bundles: dict[tuple[bool, int, torch.dtype], list[Tensor]] = {}
+            for p in group["params"]:
+                if statistics.has("gradient", p):
+                    self._curvature(group, p)
+                    step = self.state[p]["step"] = self.state[p]["step"] + 1
+                    bundles.setdefault((id(p) in self._fixed, step, p.dtype), []).append(p)
+            for (fixed, step, _), params in bundles.items():
+                self._update_bundle(group, params, fixed, step, statistics)
+
+    def _update_bundle(
+        self,
+        group: dict[str, Any],
+        params: list[Tensor],
+        fixed: bool,
+        step: int,
+        statistics: Statistics,
+    ) -> None:
+        changed = [
+            [p.detach() for p in params],
+            [self.state[p]["momentum"] for p in params],
+            [self.state[p]["curvature"] for p in params],
+        ]
+        kind = "draw" if statistics.has("draw", params[0]) else "product"
+        if not fixed:
+            changed.append([statistics.value(kind, p) for p in params])
+        given = [[statistics.value("gradient", p) for p in params]]
+        given += self._own_prior(group, params, fixed)
+        beta1, beta2 = group["betas"]
+        for (mu, m, h, *product), (g, *own) in self._workspace.blocks(changed, given):
+            u, v = (self._workspace.buffer(name, mu, len(mu)) for name in "uv")
+            local = own[0] if own else self._delta(group, fixed)
+            m.lerp_(g, 1 - beta1)
+            if product:
+                if kind == "draw":
+                    product[0].sub_(mu).mul_(g)
+                ivon_curvature(h, product[0], u, lam=self._lam(group), beta2=beta2, delta=local)
+            ivon_step(
+                mu, m, h, u, v, alpha=group["lr"], debias=1 - beta1**step, delta=local,
+                h0=group["initial_curvature"], xi=group["clip_radius"],
+                prior_mean=own[1] if own else None,
+            )  # fmt: skip
+
+    @torch.no_grad()
+    def posterior(self) -> Gaussian:
+        """The Gaussian of every weight; norm layers' scales and shifts are deterministic."""
+        std: Weights = {}
+        for group in self.param_groups:
+            for p in group["params"]:
+                if not p.requires_grad or id(p) in self._fixed:
+                    continue
+                h = self.state[p].get("curvature", group["initial_curvature"])
+                own = self._own_prior(group, [p], False)
+                u = h + (own[0][0] if own else self._delta(group, False))
+                std[self._names[id(p)]] = torch.full_like(p, 1 / self._lam(group)).div_(u).sqrt_()
+        return Gaussian(self._mean_weights(), std, model_name=type(self.model).__name__)

@@ -1,0 +1,330 @@
+"""Noisy K-FAC: natural-gradient variational inference with a Kronecker-factored covariance per layer.
+
+G. Zhang et al., Noisy Natural Gradient as Variational Inference, ICML 2018, in the form of K. Osawa et al.,
+Practical Deep Learning with Bayesian Principles, NeurIPS 2019 (its Table's Noisy K-FAC).
+
+| symbol | argument | update |
+| --- | --- | --- |
+| A, G | | second moments of a layer's inputs and of its outputs' gradients (`curvature.factors`) |
+| β2 | `betas[1]`, the weight of the *new* value | A ← (1 − β2) A + β2 Â, the same for G |
+| δ̃ = τδ/N, γ | `prior_precision`, `damping` | A + π√(δ̃ + γ), G + √(δ̃ + γ)/π |
+| π | | √((tr A / dim A) / (tr G / dim G)) |
+| L_A, L_G | | lower Cholesky factors of the inverses of the damped A and G |
+| τ, N | `temperature`, `train_size` (times `augmentation`) | W = M + √(τ/N) L_G E L_Aᵀ |
+| β1 | `betas[0]` | V ← β1 V + ∇W + δ̃M |
+| α | `lr` | M ← M − α G⁻¹ V A⁻¹, of the damped factors |
+
+The curvature is the empirical Fisher matrix: the gradients are those of the targets in the batch, not of
+labels drawn from the model. Layers are `nn.Linear` and ungrouped convolutions, with their bias as a column
+of W; every other weight has VOGN's diagonal update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchbayes.curvature import Capture
+from torchbayes.curvature.kronecker import KroneckerGaussian, as_matrix, set_matrix
+from torchbayes.optim.statistics import Statistics
+from torchbayes.optim.vogn import VOGN
+from torchbayes.posterior import Posterior, Weights
+from torchbayes.prior import GaussianPrior
+
+__all__ = ["NoisyKFAC", "damped_inverses", "kfac_update"]
+
+_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+def damped_inverses(a: Tensor, g: Tensor, damping: float) -> tuple[Tensor, Tensor]:
+    """(A + π√λ)⁻¹ and (G + √λ/π)⁻¹ for a damping λ, computed in double precision."""
+    inverses = []
+    mean_a, mean_g = a.diagonal().mean().double(), g.diagonal().mean().double()
+    # A layer without any signal has no π: share the damping equally.
+    usable = bool(mean_a > 0) and bool(mean_g > 0)
+    pi = float((mean_a / mean_g).sqrt()) if usable else 1.0
+    for matrix, amount in ((a, pi * damping**0.5), (g, damping**0.5 / pi)):
+        damped = matrix.to(torch.float64, copy=True)
+        damped.diagonal().add_(amount)
+        root, failed = torch.linalg.cholesky_ex(damped)
+        if int(failed) > 0:
+            raise ValueError(
+                f"a Kronecker factor of size {len(matrix)} is not positive definite with damping "
+                f"{damping:g}: give the optimiser a larger damping"
+            )
+        inverses.append(torch.cholesky_inverse(root))
+    return inverses[0], inverses[1]
+
+
+def kfac_update(
+    m: Tensor, v: Tensor, gradient: Tensor, a_inverse: Tensor, g_inverse: Tensor,
+    *, alpha: float, beta1: float, delta: float | Tensor, prior_mean: Tensor | None = None,
+) -> None:  # fmt: skip
+    """V ← β1 V + ∇W + δ̃(M − M₀) and M ← M − α G⁻¹ V A⁻¹, in place."""
+    off = m if prior_mean is None else m - prior_mean
+    v.mul_(beta1).add_(gradient).add_(off * delta)
+    m.sub_(g_inverse @ v @ a_inverse, alpha=alpha)
+
+
+class NoisyKFAC(VOGN):
+    """Noisy K-FAC: a matrix Gaussian over every layer's weights.
+
+    Used as `VOGN` is; the result knows how the weights of a layer move together.
+
+    Args:
+        model: The network. Outside of `sampled()` it has the mean weights.
+        lr: The learning rate α.
+        train_size: The number of training examples N.
+        prior_precision: The precision δ of the prior N(0, 1/δ) of every weight except norm layers'.
+        prior: A Gaussian prior with mean and precision of its own for every weight, in place of
+            `prior_precision`. Its mean precision in a layer damps that layer's factors.
+        temperature: τ; below 1 the posterior is sharper than Bayes' rule has it.
+        initial_temperature: τ of the first step, if it is to change linearly.
+        temperature_steps: The steps until τ is `temperature`.
+        mc_samples: The draws per step.
+        damping: γ, added to the curvature.
+        betas: The momentum's decay β1 and the weight β2 of the *new* factors.
+        refresh_every: The steps between inversions of the factors.
+        augmentation: ρ: how many times more data an augmented training set is worth.
+        momentum_correction: Where a scheduler lowers the rate, multiply the momentum by the same factor.
+        params: Parameters of the model, or groups of them; all trainable ones if None.
+        generator: Where the noise comes from. Its state is saved with the optimiser's.
+
+    Example:
+        >>> import torch, torchbayes as tb
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+        >>> optimizer = tb.NoisyKFAC(model, train_size=100)
+        >>> for _ in range(2):
+        ...     with optimizer.sampled():
+        ...         optimizer.zero_grad()
+        ...         model(torch.randn(32, 4)).square().mean().backward()
+        ...     optimizer.step()
+        >>> optimizer.posterior()
+        KroneckerGaussian(49 weights of Sequential)
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lr: float = 1e-3,
+        *,
+        train_size: int,
+        prior_precision: float = 1.0,
+        prior: GaussianPrior | None = None,
+        temperature: float = 1.0,
+        initial_temperature: float | None = None,
+        temperature_steps: int = 0,
+        mc_samples: int = 1,
+        damping: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.1),
+        refresh_every: int = 1,
+        augmentation: float = 1.0,
+        momentum_correction: bool = False,
+        params: Iterable[Any] | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        if refresh_every < 1:
+            raise ValueError(f"refresh_every is {refresh_every}: expected at least 1 step")
+        self.refresh_every = refresh_every
+        self._layers: dict[int, tuple[Tensor, Tensor | None]] = {}
+        super().__init__(
+            model,
+            lr,
+            train_size=train_size,
+            prior_precision=prior_precision,
+            prior=prior,
+            temperature=temperature,
+            initial_temperature=initial_temperature,
+            temperature_steps=temperature_steps,
+            mc_samples=mc_samples,
+            damping=damping,
+            betas=betas,
+            augmentation=augmentation,
+            momentum_correction=momentum_correction,
+            params=params,
+            generator=generator,
+        )
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Train more of the model's parameters."""
+        super().add_param_group(param_group)
+        self._layers = self._find_layers()
+
+    def _find_layers(self) -> dict[int, tuple[Tensor, Tensor | None]]:
+        """Weights and biases of the layers with Kronecker factors, by the weight's id."""
+        place = {id(p): i for i, group in enumerate(self.param_groups) for p in group["params"]}
+        owners: dict[int, int] = {}
+        for module in self.model.modules():
+            for p in module.parameters(recurse=False):
+                owners[id(p)] = owners.get(id(p), 0) + 1
+        found: dict[int, tuple[Tensor, Tensor | None]] = {}
+        for module in self.model.modules():
+            if not isinstance(module, _LAYERS) or getattr(module, "groups", 1) != 1:
+                continue
+            weight, bias = module._parameters.get("weight"), module._parameters.get("bias")
+            if weight is None or not weight.requires_grad or id(weight) not in place:
+                continue
+            if owners[id(weight)] > 1:
+                continue  # tied to another layer: the diagonal is exact for it, the factors are not
+            joint = bias is not None and bias.requires_grad and owners[id(bias)] == 1
+            if not joint or bias is None or place.get(id(bias)) != place[id(weight)]:
+                bias = None
+            found[id(weight)] = (weight, bias)
+        return found
+
+    def _new_capture(self) -> Capture:
+        self._layers = self._find_layers()
+        factors = {
+            self._names[key]: None if bias is None else self._names[id(bias)]
+            for key, (_, bias) in self._layers.items()
+        }
+        parameters = {self._names[id(p)]: p for p in self._parameters()}
+        return Capture(self.model, parameters, factors)
+
+    def _in_layers(self) -> set[int]:
+        return {id(p) for pair in self._layers.values() for p in pair if p is not None}
+
+    def _layers_of(self, params: Sequence[Tensor]) -> list[tuple[Tensor, Tensor | None]]:
+        return [self._layers[id(p)] for p in params if id(p) in self._layers]
+
+    # Drawing.
+
+    def _perturbable(self, group: dict[str, Any]) -> list[Tensor]:
+        inside = self._in_layers()
+        alone = [p for p in super()._perturbable(group) if id(p) not in inside]
+        ready: list[Tensor] = []
+        for weight, bias in self._layers_of(group["params"]):
+            pair = [weight] if bias is None else [weight, bias]
+            if "inputs" in self.state[weight] and all(p.requires_grad for p in pair):
+                ready.extend(pair)
+        return alone + ready
+
+    def _perturb(self, group: dict[str, Any], params: list[Tensor], draws: list[Tensor]) -> None:
+        buffers = {id(p): draw for p, draw in zip(params, draws, strict=True)}
+        inside = self._in_layers()
+        alone = [p for p in params if id(p) not in inside]
+        if alone:
+            super()._perturb(group, alone, [buffers[id(p)] for p in alone])
+        scale = (self._tau(group) / self._n(group)) ** 0.5
+        for weight, bias in self._layers_of(params):
+            noise = as_matrix(buffers[id(weight)], None if bias is None else buffers[id(bias)])
+            state = self.state[weight]
+            centre = as_matrix(weight.detach(), None if bias is None else bias.detach())
+            matrix = centre.add_(
+                state["output_root"] @ noise @ state["input_root"].t(), alpha=scale
+            )
+            set_matrix(matrix, buffers[id(weight)], None if bias is None else buffers[id(bias)])
+
+    # Updating.
+
+    def _statistics(self) -> Statistics:
+        assert self._capture is not None
+        result = super()._statistics()
+        scale = 1.0 if self._scaler_seen is None else self._scaler_seen
+        examples = self._capture.examples
+        for key, sums in self._capture.factors.items():
+            if sums.rows > 0 and sums.inputs is not None and sums.outputs is not None:
+                result.put(("inputs", key), sums.inputs, 1 / examples)
+                result.put(("outputs", key), sums.outputs, examples**2 / sums.rows * scale**2)
+        return result
+
+    def _shapes(self) -> dict[tuple[str, int], Tensor]:
+        inside = self._in_layers()
+        shapes = {
+            k: p for k, p in super()._shapes().items() if k[0] == "gradient" or k[1] not in inside
+        }
+        for key, (weight, bias) in self._layers.items():
+            columns = weight[0].numel() + (bias is not None)
+            shapes[("inputs", key)] = weight.new_empty(columns, columns)
+            shapes[("outputs", key)] = weight.new_empty(len(weight), len(weight))
+        return shapes
+
+    def _update_group(
+        self, group: dict[str, Any], candidates: Sequence[Tensor], statistics: Statistics
+    ) -> None:
+        inside = self._in_layers()
+        super()._update_group(group, [p for p in candidates if id(p) not in inside], statistics)
+        for weight, bias in self._layers_of(candidates):
+            if statistics.has("inputs", weight):
+                self._update_layer(group, weight, bias, statistics)
+
+    def _update_layer(
+        self, group: dict[str, Any], weight: Tensor, bias: Tensor | None, statistics: Statistics
+    ) -> None:
+        state = self.state[weight]
+        pair = [weight] if bias is None else [weight, bias]
+        delta = self._matrix(self._deltas(group, pair))
+        self._update_factors(group, weight, delta, statistics)
+        v = state["momentum"]
+        gradient = self._matrix([self._gradient(p, statistics) for p in pair])
+        matrix = self._matrix([p.detach() for p in pair])
+        kfac_update(
+            matrix, v, gradient, state["input_inverse"], state["output_inverse"],
+            alpha=group["lr"], beta1=self._beta1(group), delta=delta,
+            prior_mean=None if self.prior is None else self._matrix([self._prior_of(p)[0] for p in pair]),
+        )  # fmt: skip
+        set_matrix(matrix, weight.detach(), None if bias is None else bias.detach())
+        state["step"] += 1
+
+    def _update_factors(
+        self, group: dict[str, Any], weight: Tensor, delta: Tensor, statistics: Statistics
+    ) -> None:
+        state = self.state[weight]
+        first = "inputs" not in state
+        for name in ("inputs", "outputs"):
+            new = statistics.value(name, weight)
+            if first:
+                state[name] = new.clone()
+            else:
+                state[name].lerp_(new, group["betas"][1])
+        if first:
+            state["step"] = 0
+            state["momentum"] = torch.zeros_like(delta)
+        if state["step"] % self.refresh_every:
+            return
+        damping = float(delta.mean()) + group["damping"]
+        inverses = damped_inverses(state["inputs"], state["outputs"], damping)
+        for name, inverse in zip(("input", "output"), inverses, strict=True):
+            state[f"{name}_inverse"] = inverse.to(weight.dtype)
+            if self.random:
+                state[f"{name}_root"] = torch.linalg.cholesky(inverse).to(weight.dtype)
+
+    def _deltas(self, group: dict[str, Any], pair: list[Tensor]) -> list[Tensor]:
+        own = self._own_prior(group, pair, False)
+        if own:
+            return own[0]
+        return [torch.full_like(p, self._delta(group, False), requires_grad=False) for p in pair]
+
+    @staticmethod
+    def _matrix(pair: Sequence[Tensor]) -> Tensor:
+        return as_matrix(pair[0], pair[1] if len(pair) > 1 else None)
+
+    def _gradient(self, p: Tensor, statistics: Statistics) -> Tensor:
+        if statistics.has("gradient", p):
+            return statistics.value("gradient", p)
+        return torch.zeros_like(p, requires_grad=False)
+
+    @torch.no_grad()
+    def posterior(self) -> Posterior:
+        """A matrix Gaussian for every layer, independent ones for other weights."""
+        std = self._std()  # where a layer has not been used yet, the prior's
+        outputs: Weights = {}
+        inputs: Weights = {}
+        biases: dict[str, str] = {}
+        for group in self.param_groups:
+            scale = (self._tau(group) / self._n(group)) ** 0.5
+            for weight, bias in self._layers_of(group["params"]):
+                state, name = self.state[weight], self._names[id(weight)]
+                if "output_root" in state:
+                    outputs[name] = state["output_root"] * scale
+                    inputs[name] = state["input_root"].clone()
+                    std.pop(name, None)
+                    if bias is not None:
+                        biases[name] = self._names[id(bias)]
+                        std.pop(biases[name], None)
+        return KroneckerGaussian(
+            self._mean_weights(), outputs, inputs, biases, std, model_name=type(self.model).__name__
+        )

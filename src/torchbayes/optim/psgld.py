@@ -1,0 +1,110 @@
+"""PSGLD: Langevin dynamics with the preconditioner of RMSprop.
+
+C. Li et al., Preconditioned Stochastic Gradient Langevin Dynamics for Deep Neural Networks, AAAI 2016.
+
+| symbol | argument | where |
+| --- | --- | --- |
+| ε | `lr` | Algorithm 1 |
+| α | `decay` | Algorithm 1 |
+| λ | `damping` | Algorithm 1 |
+| V | `state[p]["square"]` | Algorithm 1 |
+
+Deviations from the paper: V averages the squares of ∇U/N, prior included, so that a weight without a
+likelihood gradient keeps a finite preconditioner; and V is divided by 1 − αᵗ, as in Adam, so that the first
+steps are not 1/√(1 − α) times too long. Like the paper, this leaves out Γ, which needs second derivatives:
+the samples are exact only in the limit of a slow average, α → 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchbayes.optim.base import check_number
+from torchbayes.optim.sampler import Block, Sampler
+from torchbayes.prior import Prior
+
+__all__ = ["PSGLD", "psgld_update"]
+
+
+def psgld_update(
+    theta: Tensor, v: Tensor, grad: Tensor, eta: Tensor, work: Sequence[Tensor],
+    *, epsilon: float, alpha: float, lam: float, n: float, t: int,
+) -> None:  # fmt: skip
+    """V ← αV + (1−α)(∇U/N)²; G = 1/(λ + √V); θ ← θ − ε/2 G∇U + √(εG) η, in place in θ and V."""
+    v.mul_(alpha).addcmul_(grad, grad, value=(1 - alpha) / n**2)
+    g = torch.mul(v, 1 / -math.expm1(t * math.log(alpha)), out=work[0])
+    g.sqrt_().add_(lam).reciprocal_()
+    theta.addcmul_(g, grad, value=-epsilon / 2)
+    theta.addcmul_(g.sqrt_(), eta, value=math.sqrt(epsilon))
+
+
+class PSGLD(Sampler):
+    """Preconditioned SGLD: every weight has a step of its own, as in RMSprop.
+
+    One step is one of RMSprop with learning rate `lr · train_size / 2`, and noise.
+
+    Args:
+        model: The network. A warning is logged (logger `torchbayes`) if it has batch norm.
+        lr: The step size ε; 0.006 / train_size if None.
+        train_size: The number of training examples N.
+        prior: What is believed of the weights before the data; N(0, 1) of each if None.
+        temperature: T divides the log-likelihood and leaves the prior alone, as in VOGN.
+        decay: The share α of the old value in the average V of squared gradients.
+        damping: λ, added to √V: the largest preconditioner is 1/λ.
+        params: Parameters of the model, or groups of them; all trainable ones if None.
+        generator: Where the noise comes from. Its state is saved with the sampler's.
+
+    Example:
+        >>> import torch, torchbayes as tb
+        >>> model = torch.nn.Linear(3, 1)
+        >>> sampler = tb.PSGLD(model, lr=1e-4, train_size=10)
+        >>> model(torch.ones(10, 3)).square().mean().backward()
+        >>> sampler.step()
+        >>> sampler.state[model.bias]["step"]
+        1
+    """
+
+    buffers = ("square",)
+    work = 1
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lr: float | None = None,
+        *,
+        train_size: int,
+        prior: Prior | None = None,
+        temperature: float = 1.0,
+        decay: float = 0.99,
+        damping: float = 1e-5,
+        params: Iterable[Any] | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        check_number("damping", damping, above=True)
+        if not 0 < decay < 1:
+            raise ValueError(
+                f"decay is {decay:g}: expected the share of the old value, between 0 and 1"
+            )
+        super().__init__(
+            model,
+            0.006 / max(train_size, 1) if lr is None else lr,
+            train_size=train_size,
+            prior=prior,
+            temperature=temperature,
+            params=params,
+            generator=generator,
+            settings={"decay": decay, "damping": damping},
+        )
+
+    def update(self, group: dict[str, Any], block: Block) -> None:
+        """Algorithm 1."""
+        psgld_update(
+            block.theta, block.state[0], block.grad, block.noise, block.work,
+            epsilon=group["lr"], alpha=group["decay"], lam=group["damping"], n=group["train_size"],
+            t=block.step,
+        )  # fmt: skip

@@ -1,0 +1,272 @@
+"""What the posterior samplers share: the energy's gradient, the noise and the walk over the weights.
+
+A sampler moves the weights θ so that, after a while, they are draws from p(θ) p(data | θ)^(1/T) ∝ exp(−U),
+
+    U(θ) = train_size / T · loss(θ) − log p(θ),
+
+where the loss is the *mean* over a batch. A subclass gives one update of flat tensors.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from torchbayes import distributed
+from torchbayes.noise import normals_
+from torchbayes.optim.base import check_number
+from torchbayes.optim.blocks import Workspace
+from torchbayes.parameters import trainable
+from torchbayes.prior import GaussianPrior, Prior
+
+__all__ = ["Block", "Sampler"]
+
+_LOG = logging.getLogger("torchbayes")
+
+
+@dataclass
+class Block:
+    """Some of the weights, as flat tensors of one length.
+
+    Attributes:
+        theta: The weights θ, to be changed in place.
+        grad: ∇U(θ); free to be overwritten.
+        noise: Standard normal numbers; free to be overwritten.
+        state: The sampler's own tensors, such as the momentum, to be changed in place.
+        work: Tensors to compute in.
+        step: The number of this update, from 1.
+    """
+
+    theta: Tensor
+    grad: Tensor
+    noise: Tensor
+    state: list[Tensor]
+    work: list[Tensor]
+    step: int
+
+
+class Sampler(torch.optim.Optimizer):
+    """The base of SGLD, PSGLD, SGHMC, SGNHT and ATMC: a torch optimiser whose weights are a Markov chain.
+
+    Learning-rate schedulers, parameter groups and checkpoints work as with torch's own optimisers, and a
+    parameter without a gradient is left alone, as there. All weights are sampled, those of norm layers too.
+    They must be float32 or float64; compute in bfloat16 with `torch.autocast`.
+
+    Args:
+        model: The network. A warning is logged (logger `torchbayes`) if it has batch norm.
+        lr: The step size.
+        train_size: The number of training examples.
+        prior: What is believed of the weights before the data; N(0, 1) of each if None.
+        temperature: T divides the log-likelihood and leaves the prior alone, as in VOGN.
+        params: Parameters of the model, or groups of them; all trainable ones if None.
+        generator: Where the noise comes from; a new one, seeded from torch's, if None. Its state is saved
+            with the sampler's.
+        settings: The subclass's own numbers, of which a parameter group may have others.
+    """
+
+    buffers: tuple[str, ...] = ()
+    """The names of the sampler's tensors in `state[p]`; they start at 0."""
+
+    work: int = 0
+    """How many tensors an update needs to compute in."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lr: float,
+        *,
+        train_size: int,
+        prior: Prior | None,
+        temperature: float,
+        params: Iterable[Any] | None,
+        generator: torch.Generator | None,
+        settings: dict[str, Any],
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise TypeError(
+                f"{type(self).__name__} takes the model first, got {type(model).__name__}: pass the module "
+                "itself, not its parameters"
+            )
+        check_number("lr", lr, above=True)
+        check_number("temperature", temperature, above=True)
+        if isinstance(train_size, bool) or not isinstance(train_size, int) or train_size < 1:
+            raise ValueError(
+                f"train_size is {train_size!r}: expected the number of training examples, at least 1"
+            )
+        self.model = model
+        self.prior: Prior = GaussianPrior() if prior is None else prior
+        self._names = {id(p): name for name, p in model.named_parameters()}
+        self._workspace = Workspace()
+        everything = list(trainable(model).values())
+        defaults = {"lr": lr, "train_size": train_size, "temperature": temperature}
+        super().__init__(everything if params is None else params, defaults | settings)
+        if generator is None:
+            device = self.param_groups[0]["params"][0].device
+            seed = int(torch.randint(2**62, ())) + distributed.rank()
+            generator = torch.Generator(device).manual_seed(seed)
+        self.generator = generator
+        norm = next((n for n, m in model.named_modules() if isinstance(m, _BatchNorm)), None)
+        if norm is not None:
+            _LOG.warning(
+                "layer %r is a batch norm: it ties the examples of a batch together, so what %s samples is "
+                "not a posterior, and its noise adds to the sampler's, so the network underfits; use group "
+                "norm, or a network without norm layers such as resnetpp20",
+                norm,
+                type(self).__name__,
+            )
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Sample more of the model's parameters, with settings of their own where the group has them."""
+        super().add_param_group(param_group)
+        for p in self.param_groups[-1]["params"]:
+            if id(p) not in self._names:
+                self.param_groups.pop()
+                raise ValueError(
+                    f"a parameter of shape {tuple(p.shape)} is not one of {type(self.model).__name__}'s: "
+                    "pass parameters of the model that the sampler was made with"
+                )
+            if p.dtype not in (torch.float32, torch.float64):
+                self.param_groups.pop()
+                raise TypeError(
+                    f"parameter {self._names[id(p)]!r} is {p.dtype}, in which small steps are rounded away: "
+                    "sample float32 weights and compute in lower precision with torch.autocast"
+                )
+
+    @abstractmethod
+    def update(self, group: dict[str, Any], block: Block) -> None:
+        """One update of some of a group's weights, in place."""
+
+    def check(self, group: dict[str, Any]) -> None:
+        """Raise a `ValueError` if a group's settings do not go with its present learning rate."""
+
+    def end_group(self, group: dict[str, Any], count: int) -> None:
+        """Called after all blocks of a group, of `count` weights together."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One update of all weights.
+
+        Args:
+            closure: Clears the gradients, computes the *mean* loss of a batch and its gradients, and
+                returns the loss. Without it, the gradients that are there are used.
+
+        Returns:
+            What the closure returned.
+
+        Raises:
+            FloatingPointError: If a gradient is not finite. Nothing has changed then.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        active = [[p for p in g["params"] if p.grad is not None] for g in self.param_groups]
+        self._require_finite([p for params in active for p in params])
+        for group in self.param_groups:
+            self.check(group)
+        for group, params in zip(self.param_groups, active, strict=True):
+            for p in params:
+                self._count(p)
+            for alike in self._alike(params):
+                self._walk(group, alike)
+            if params:
+                self.end_group(group, sum(p.numel() for p in params))
+        return loss
+
+    def _require_finite(self, params: Sequence[Tensor]) -> None:
+        if not params:
+            return
+        # One pass: a norm is finite only if every entry is, bar overflow, which is looked at below.
+        norms = torch._foreach_norm([_gradient(p) for p in params])
+        one_kind = [n.to(norms[0].device, torch.float32) for n in norms]
+        if bool(torch.isfinite(torch.stack(one_kind)).all()):
+            return
+        for p in params:
+            if not bool(torch.isfinite(_gradient(p)).all()):
+                raise FloatingPointError(
+                    f"the gradient of {self._names[id(p)]!r} is not finite, so this step was not taken: look "
+                    "at the loss and the data, or use a smaller step"
+                )
+
+    def _count(self, p: Tensor) -> None:
+        state = self.state[p]
+        if not state:
+            state["step"] = 0
+            for name in self.buffers:
+                state[name] = torch.zeros_like(p, memory_format=torch.contiguous_format)
+        state["step"] += 1
+
+    def _alike(self, params: Iterable[Tensor]) -> list[list[Tensor]]:
+        """The parameters by device, type and number of updates."""
+        kinds: dict[Any, list[Tensor]] = {}
+        for p in params:
+            kinds.setdefault((p.device, p.dtype, self.state[p]["step"]), []).append(p)
+        return list(kinds.values())
+
+    def _walk(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        space, like = self._workspace, params[0]
+        noise = space.buffer("noise", like, sum(p.numel() for p in params))
+        normals_([noise], self.generator)
+        scale = group["train_size"] / group["temperature"]
+        states = [[self.state[p][name] for p in params] for name in self.buffers]
+        gradients = [[_gradient(p) for p in params], *self._prior_gradients(params)]
+        used = 0
+        for (theta, *state), (grad, *prior) in space.blocks([params, *states], gradients):
+            size = theta.numel()
+            force = torch.mul(grad, scale, out=space.buffer("force", like, size))
+            self._add_prior(force, theta, prior)
+            eta = noise[used : used + size]
+            work = [space.buffer(f"work {i}", like, size) for i in range(self.work)]
+            self.update(group, Block(theta, force, eta, state, work, self.state[like]["step"]))
+            used += size
+
+    def _prior_gradients(self, params: list[Tensor]) -> list[list[Tensor]]:
+        """A list of ∇ log p(θ); none for the prior that `_add_prior` has in closed form."""
+        prior = self.prior
+        if isinstance(prior, GaussianPrior) and not (
+            isinstance(prior.precision, dict) or isinstance(prior.mean, dict)
+        ):
+            return []
+        named = {self._names[id(p)]: p.detach() for p in params}
+        gradients = prior.grad(named)
+        return [[gradients[name] for name in named]]
+
+    def _add_prior(self, force: Tensor, theta: Tensor, gradient: list[Tensor]) -> None:
+        prior = self.prior
+        if gradient:
+            force.sub_(gradient[0])
+        elif isinstance(prior, GaussianPrior):
+            assert not isinstance(prior.precision, dict)
+            assert not isinstance(prior.mean, dict)
+            force.add_(theta, alpha=prior.precision)
+            if prior.mean != 0:
+                force.sub_(prior.precision * prior.mean)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state as torch has it, and that of the generator."""
+        state = super().state_dict()
+        state["generator"] = {"state": self.generator.get_state(), "rank": distributed.rank()}
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on with a chain: on the same process bit by bit, on another with noise of its own."""
+        super().load_state_dict(state_dict)
+        saved = state_dict.get("generator")
+        if saved is not None:
+            self.generator.set_state(saved["state"].cpu())
+            if saved["rank"] != distributed.rank():
+                device = self.generator.device
+                seed = int(torch.randint(2**62, (), generator=self.generator, device=device))
+                self.generator.manual_seed(seed + distributed.rank())
+
+
+def _gradient(p: Tensor) -> Tensor:
+    assert p.grad is not None
+    return p.grad.to_dense() if p.grad.is_sparse else p.grad

@@ -1,0 +1,135 @@
+"""SGHMC: stochastic gradient Hamiltonian Monte Carlo.
+
+T. Chen, E. Fox and C. Guestrin, Stochastic Gradient Hamiltonian Monte Carlo, ICML 2014.
+
+| symbol | argument | where |
+| --- | --- | --- |
+| ε | `lr` (h below) | Eq. (13) |
+| M | `mass` (m below) | Eq. (13) |
+| C M⁻¹ | `friction` (D below) | Eq. (13) |
+| η = ε²M⁻¹ | `average_step`² | Eq. (15) |
+| 1 − α = 1 − εCM⁻¹ | `momentum` | Eq. (15) |
+| V̂, β̂ = ηV̂/2 | `gradient_variance` | Eq. (15) |
+| r | `state[p]["momentum"]` (p below); v = εM⁻¹r | Eqs. (13), (15) |
+
+Deviations from the paper: the momentum is updated before the weights, so that one gradient serves a step;
+and it is not drawn anew now and then, as in the paper's experiments.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchbayes.optim.base import check_number
+from torchbayes.optim.momentum import friction_of, mass_of
+from torchbayes.optim.sampler import Block, Sampler
+from torchbayes.prior import Prior
+
+__all__ = ["SGHMC", "sghmc_update"]
+
+
+def sghmc_update(
+    theta: Tensor, p: Tensor, grad: Tensor, eta: Tensor,
+    *, h: float, m: float, d: float, variance: float,
+) -> None:  # fmt: skip
+    """One update: p ← (1 − hD)p − h∇U + N(0, 2hDm − h²V̂); θ ← θ + h p/m, in place in θ and p."""
+    p.mul_(1 - h * d).add_(grad, alpha=-h)
+    p.add_(eta, alpha=math.sqrt(2 * h * d * m - h**2 * variance))
+    theta.add_(p, alpha=h / m)  # Eq. (13)
+
+
+class SGHMC(Sampler):
+    """Stochastic gradient Hamiltonian Monte Carlo: SGD with momentum and noise.
+
+    Like SGD with momentum of learning rate `average_step² · train_size` on the mean loss. The gradient's
+    own noise makes the spread too wide unless its variance is known and given: `SGNHT` and `ATMC` find it.
+
+    Args:
+        model: The network. A warning is logged (logger `torchbayes`) if it has batch norm.
+        lr: The time step h. With `average_step` given, only a schedule makes it matter.
+        train_size: The number of training examples.
+        prior: What is believed of the weights before the data; N(0, 1) of each if None.
+        temperature: T divides the log-likelihood and leaves the prior alone, as in VOGN.
+        average_step: The typical change h/√m of a weight per update, at the first `lr`;
+            √(0.05 / train_size) if None.
+        momentum: The share 1 − hD of the momentum that an update keeps, at the first `lr`; 0.9 if None.
+        mass: m, in place of `average_step`.
+        friction: D, in place of `momentum`.
+        gradient_variance: V̂: the variance of `train_size` times the gradient of a batch, by which less
+            noise is added.
+        params: Parameters of the model, or groups of them; all trainable ones if None.
+        generator: Where the noise comes from. Its state is saved with the sampler's.
+
+    Example:
+        >>> import torch, torchbayes as tb
+        >>> model = torch.nn.Linear(3, 1)
+        >>> sampler = tb.SGHMC(model, train_size=10, average_step=0.01, momentum=0.9)
+        >>> model(torch.ones(10, 3)).square().mean().backward()
+        >>> sampler.step()
+        >>> sampler.state[model.bias]["momentum"].shape
+        torch.Size([1])
+    """
+
+    buffers = ("momentum",)
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lr: float = 1e-3,
+        *,
+        train_size: int,
+        prior: Prior | None = None,
+        temperature: float = 1.0,
+        average_step: float | None = None,
+        momentum: float | None = None,
+        mass: float | None = None,
+        friction: float | None = None,
+        gradient_variance: float = 0.0,
+        params: Iterable[Any] | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        check_number("lr", lr, above=True)
+        check_number("gradient_variance", gradient_variance)
+        settings = {
+            "mass": mass_of(lr, average_step, mass, train_size),
+            "friction": friction_of(lr, momentum, friction, exact=False),
+            "gradient_variance": gradient_variance,
+        }
+        self.check({"lr": lr, **settings})
+        super().__init__(
+            model,
+            lr,
+            train_size=train_size,
+            prior=prior,
+            temperature=temperature,
+            params=params,
+            generator=generator,
+            settings=settings,
+        )
+
+    def check(self, group: dict[str, Any]) -> None:
+        """The friction hD of a step must not exceed 1, nor the gradient's noise that of the friction."""
+        lost = group["lr"] * group["friction"]
+        if lost > 1:
+            raise ValueError(
+                f"lr {group['lr']:g} times friction {group['friction']:g} is {lost:g}, so that a step takes "
+                "more than all of the momentum: use a smaller lr or friction"
+            )
+        needed = group["lr"] * group["gradient_variance"]
+        if needed > 2 * group["friction"] * group["mass"]:
+            raise ValueError(
+                f"gradient_variance is {group['gradient_variance']:g}, more noise than the friction "
+                f"{group['friction']:g} can take out at lr {group['lr']:g}: use a smaller lr or more friction"
+            )
+
+    def update(self, group: dict[str, Any], block: Block) -> None:
+        """Eq. (13)."""
+        sghmc_update(
+            block.theta, block.state[0], block.grad, block.noise,
+            h=group["lr"], m=group["mass"], d=group["friction"], variance=group["gradient_variance"],
+        )  # fmt: skip

@@ -1,0 +1,91 @@
+"""SGLD: stochastic gradient Langevin dynamics.
+
+M. Welling and Y. W. Teh, Bayesian Learning via Stochastic Gradient Langevin Dynamics, ICML 2011.
+
+| symbol | argument | where |
+| --- | --- | --- |
+| ε | `lr` | Eq. (4) |
+| N | `train_size` | Eq. (4) |
+| p(θ) | `prior` | Eq. (4) |
+
+Deviations from the paper: none. ∇U below is minus the bracket of Eq. (4).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchbayes.optim.sampler import Block, Sampler
+from torchbayes.prior import Prior
+
+__all__ = ["SGLD", "sgld_update"]
+
+
+def sgld_update(theta: Tensor, grad: Tensor, eta: Tensor, *, epsilon: float) -> None:
+    """θ ← θ − ε/2 ∇U + √ε η, in place in `theta`."""
+    theta.add_(grad, alpha=-epsilon / 2)
+    theta.add_(eta, alpha=math.sqrt(epsilon))  # Eq. (4)
+
+
+class SGLD(Sampler):
+    """Stochastic gradient Langevin dynamics: gradient descent with just so much noise that it samples.
+
+    One step is one of plain SGD with learning rate `lr · train_size / 2` on the mean loss, and noise. The
+    gradient's own noise is not corrected for and makes the spread too wide, by about the factor
+    1 + lr/4 · (variance of train_size · gradient): use small steps, `SGNHT` or `ATMC`.
+
+    Args:
+        model: The network. A warning is logged (logger `torchbayes`) if it has batch norm.
+        lr: The step size ε; 0.2 / train_size if None.
+        train_size: The number of training examples N.
+        prior: What is believed of the weights before the data; N(0, 1) of each if None.
+        temperature: T divides the log-likelihood and leaves the prior alone, as in VOGN.
+        params: Parameters of the model, or groups of them; all trainable ones if None.
+        generator: Where the noise comes from. Its state is saved with the sampler's.
+
+    Example:
+        >>> import torch, torchbayes as tb
+        >>> model = torch.nn.Linear(1, 1, bias=False)
+        >>> x, y = torch.ones(50, 1), torch.full((50, 1), 2.0)   # posterior N(100/51, 1/51)
+        >>> sampler = tb.SGLD(model, lr=2e-3, train_size=50, generator=torch.Generator().manual_seed(0))
+        >>> samples = tb.Samples(model)
+        >>> for step in range(1000):
+        ...     sampler.zero_grad()
+        ...     (0.5 * (model(x) - y) ** 2).mean().backward()
+        ...     sampler.step()
+        ...     if step >= 200:
+        ...         samples.append()
+        >>> round(samples.mean()["weight"].item(), 1)
+        2.0
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lr: float | None = None,
+        *,
+        train_size: int,
+        prior: Prior | None = None,
+        temperature: float = 1.0,
+        params: Iterable[Any] | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__(
+            model,
+            0.2 / max(train_size, 1) if lr is None else lr,
+            train_size=train_size,
+            prior=prior,
+            temperature=temperature,
+            params=params,
+            generator=generator,
+            settings={},
+        )
+
+    def update(self, group: dict[str, Any], block: Block) -> None:
+        """Eq. (4)."""
+        sgld_update(block.theta, block.grad, block.noise, epsilon=group["lr"])

@@ -1,0 +1,155 @@
+"""SGNHT: stochastic gradient Nosé-Hoover thermostats.
+
+N. Ding et al., Bayesian Sampling Using Stochastic Gradient Thermostats, NIPS 2014, in the notation and
+with the integrator of the ATMC paper (Heek and Kalchbrenner 2019), where it is the baseline.
+
+| symbol | argument | where |
+| --- | --- | --- |
+| h | `lr` | ATMC, Eq. (9) |
+| m | `mass`, or h/√m = `average_step` | ATMC, Eqs. (4), (6) |
+| c | `speed_limit`, or h·c = `max_step` | ATMC, Eq. (5) |
+| D (Ding: A) | `friction`, or e^(−Dh) = `momentum` | ATMC, section 2.4 |
+| p | `state[p]["momentum"]` | ATMC, Eq. (4) |
+| ξ (Ding: ξ − A) | `state[p]["thermostat"]`, or one number in the group | ATMC, Eq. (4) |
+
+Deviations from Ding et al.: friction and noise are integrated exactly instead of by Euler's rule; there is
+by default a thermostat for every weight, as in the ATMC paper, instead of one for all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchbayes.optim.base import check_number
+from torchbayes.optim.momentum import friction_of, mass_of, speed_limit_of
+from torchbayes.optim.sampler import Block, Sampler
+from torchbayes.optim.thermostat import (
+    TINY,
+    drift,
+    momentum_update,
+    slow_friction,
+    steady_momentum_update,
+)
+from torchbayes.prior import Prior
+
+__all__ = ["SGNHT", "sgnht_update"]
+
+
+def sgnht_update(
+    theta: Tensor, p: Tensor, xi: Tensor, grad: Tensor, eta: Tensor, work: Sequence[Tensor],
+    *, h: float, m: float, c: float, d: float,
+) -> None:  # fmt: skip
+    """One update with a thermostat per weight, in place in θ, p and ξ."""
+    beta = slow_friction(torch.add(xi, d, out=work[0]), p, work[1], m=m, c=c)  # β = D + ξ
+    beta.masked_fill_(beta == 0, TINY)
+    momentum_update(p, grad, eta, d, beta, work[1], h=h, m=m)  # Eq. (10) with α = D
+    drift(theta, p, xi, work, h=h, m=m, c=c)  # Eq. (9)
+
+
+class SGNHT(Sampler):
+    """Stochastic gradient Nosé-Hoover thermostats: momentum whose friction finds the gradient's noise.
+
+    The friction of a weight that is too fast rises and of one that is too slow falls, so that noise of any
+    constant size in the gradient is taken out without being known. The thermostats react within about
+    0.1 / lr² updates (with `momentum` 0.9). Friction can become negative; `ATMC` avoids that.
+
+    Args:
+        model: The network. A warning is logged (logger `torchbayes`) if it has batch norm.
+        lr: The time step h. With `average_step` given, it sets how fast the thermostats react.
+        train_size: The number of training examples.
+        prior: What is believed of the weights before the data; N(0, 1) of each if None.
+        temperature: T divides the log-likelihood and leaves the prior alone, as in VOGN.
+        average_step: The typical change h/√m of a weight per update, at the first `lr`;
+            √(0.05 / train_size) if None.
+        max_step: The largest change h·c of a weight in an update, at the first `lr`; no limit if None.
+        momentum: The share e^(−Dh) of the momentum that an update keeps while ξ = 0, at the first `lr`;
+            0.9 if None.
+        mass: m, in place of `average_step`.
+        speed_limit: c, in place of `max_step`.
+        friction: D, in place of `momentum`.
+        per_parameter: A thermostat for every weight; if False, one for all weights of a group, as in the
+            original, which is faster and takes out noise only as far as it is the same for all.
+        params: Parameters of the model, or groups of them; all trainable ones if None.
+        generator: Where the noise comes from. Its state is saved with the sampler's.
+
+    Example:
+        >>> import torch, torchbayes as tb
+        >>> model = torch.nn.Linear(3, 1)
+        >>> sampler = tb.SGNHT(model, lr=0.01, train_size=10, per_parameter=False)
+        >>> model(torch.ones(10, 3)).square().mean().backward()
+        >>> sampler.step()
+        >>> sampler.param_groups[0]["thermostat"] != 0
+        True
+    """
+
+    work = 3
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lr: float = 1e-3,
+        *,
+        train_size: int,
+        prior: Prior | None = None,
+        temperature: float = 1.0,
+        average_step: float | None = None,
+        max_step: float | None = None,
+        momentum: float | None = None,
+        mass: float | None = None,
+        speed_limit: float | None = None,
+        friction: float | None = None,
+        per_parameter: bool = True,
+        params: Iterable[Any] | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        check_number("lr", lr, above=True)
+        m = mass_of(lr, average_step, mass, train_size)
+        c = speed_limit_of(lr, m, max_step, speed_limit, math.inf)
+        if not per_parameter and not math.isinf(c):
+            raise ValueError(
+                f"one thermostat for all weights knows no speed limit, which is {c:g}: leave out max_step "
+                "and speed_limit, or use a thermostat per parameter"
+            )
+        self.buffers = ("momentum", "thermostat") if per_parameter else ("momentum",)
+        self._squares = 0.0
+        super().__init__(
+            model,
+            lr,
+            train_size=train_size,
+            prior=prior,
+            temperature=temperature,
+            params=params,
+            generator=generator,
+            settings={
+                "mass": m,
+                "speed_limit": c,
+                "friction": friction_of(lr, momentum, friction, exact=True),
+                **({} if per_parameter else {"thermostat": 0.0}),
+            },
+        )
+
+    def update(self, group: dict[str, Any], block: Block) -> None:
+        """Eqs. (9) and (10) of the ATMC paper with α = D."""
+        h, m, c, d = group["lr"], group["mass"], group["speed_limit"], group["friction"]
+        p = block.state[0]
+        if "thermostat" not in group:
+            sgnht_update(
+                block.theta, p, block.state[1], block.grad, block.noise, block.work,
+                h=h, m=m, c=c, d=d,
+            )  # fmt: skip
+            return
+        beta = d + group["thermostat"]
+        steady_momentum_update(p, block.grad, block.noise, d, beta, h=h, m=m)
+        drift(block.theta, p, None, block.work, h=h, m=m, c=c)
+        self._squares += float(torch.dot(p, p))
+
+    def end_group(self, group: dict[str, Any], count: int) -> None:
+        """Move the one thermostat of a group, if it is one: ξ ← ξ + h (pᵀp/(nm) − 1)."""
+        if "thermostat" in group:
+            group["thermostat"] += group["lr"] * (self._squares / (count * group["mass"]) - 1)
+            self._squares = 0.0

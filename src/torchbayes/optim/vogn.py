@@ -1,0 +1,348 @@
+"""VOGN: variational online Gauss-Newton.
+
+K. Osawa et al., Practical Deep Learning with Bayesian Principles, NeurIPS 2019, Algorithm 1.
+
+| symbol | argument | where |
+| --- | --- | --- |
+| α | `lr` | line 19 |
+| β1, β2 | `betas`; β2 is the weight of the *new* value | lines 17, 18 |
+| δ | `prior_precision`; δ̃ = τδ/N | line 2 |
+| γ | `damping` | lines 9, 19 |
+| τ | `temperature` | lines 2, 9 |
+| K | `mc_samples` | line 7 |
+| ρ | `augmentation` | line 2 |
+| N | `train_size` (times ρ) | line 2 |
+| s | `state[p]["precision"]` | line 18 |
+| m | `state[p]["momentum"]` | line 17 |
+
+Deviations from the paper: τ is not in the average of line 18 but in the noise, σ² = τ/(N(s + δ̃ + γ)), as in
+the authors' code, because the fixed point of line 18 as printed is not the tempered posterior, whose
+precision is N h/τ + δ (the two agree at τ = 1). The squares of convolutions' biases and of norm layers are
+exact, not the bounds of the authors' code. Scales and shifts of norm layers have no noise and no prior, as
+there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchbayes.optim.base import WeightOptimizer, check_number, resolve_prior
+from torchbayes.optim.statistics import Statistics
+from torchbayes.posterior import Gaussian, Posterior, Weights
+from torchbayes.prior import GaussianPrior
+
+__all__ = ["VOGN", "vogn_draw", "vogn_update"]
+
+
+def vogn_draw(
+    noise: Tensor, mu: Tensor, s: Tensor, u: Tensor,
+    *, delta: float | Tensor, gamma: float, tau: float, n: float,
+) -> None:  # fmt: skip
+    """Lines 8 and 9: overwrite standard normal `noise` ε with w = μ + εσ; `u` is overwritten too."""
+    _denominator(s, delta, gamma, u)
+    torch.addcmul(mu, noise, u.rsqrt_(), value=(tau / n) ** 0.5, out=noise)  # line 9
+
+
+def vogn_update(
+    mu: Tensor, m: Tensor, s: Tensor, g: Tensor, h: Tensor, u: Tensor,
+    *, alpha: float, beta1: float, beta2: float, delta: float | Tensor, gamma: float,
+    prior_mean: Tensor | None = None, h_factor: float = 1.0,
+) -> None:  # fmt: skip
+    """Lines 17 to 19, in place in μ, m and s.
+
+    Args:
+        mu: μ.
+        m: The momentum.
+        s: The scaled precision.
+        g: ĝ, the mean gradient.
+        h: ĥ, the mean of squared per-example gradients, up to `h_factor`.
+        u: Overwritten.
+        alpha: The learning rate.
+        beta1: The momentum's decay.
+        beta2: The weight of ĥ in s.
+        delta: δ̃, one number or one per weight.
+        gamma: The damping.
+        prior_mean: The prior's mean, 0 if None.
+        h_factor: What to multiply `h` by.
+    """
+    torch.add(g, m, alpha=beta1, out=m)
+    off = mu if prior_mean is None else torch.sub(mu, prior_mean, out=u)
+    if isinstance(delta, Tensor):
+        m.addcmul_(off, delta)
+    elif delta != 0:
+        m.add_(off, alpha=delta)  # line 17: m ← β1 m + ĝ + δ̃μ
+    s.mul_(1 - beta2).add_(h, alpha=beta2 * h_factor)  # line 18: s ← (1 − β2) s + β2 ĥ
+    _denominator(s, delta, gamma, u)
+    mu.addcdiv_(m, u, value=-alpha)  # line 19: μ ← μ − α m/(s + δ̃ + γ)
+
+
+def _denominator(s: Tensor, delta: float | Tensor, gamma: float, u: Tensor) -> None:
+    """Write s + δ̃ + γ to `u`."""
+    if isinstance(delta, Tensor):
+        torch.add(s, delta, out=u).add_(gamma)
+    else:
+        torch.add(s, delta + gamma, out=u)
+
+
+class VOGN(WeightOptimizer):
+    """Variational online Gauss-Newton: a Gaussian over every weight, trained at about the price of Adam.
+
+    Replace the optimiser line of a training loop and pass `step` a closure; everything else stays:
+
+        optimizer = tb.VOGN(model, lr=1e-3, train_size=len(train_set))
+        for x, y in loader:
+            def closure():
+                optimizer.zero_grad()
+                loss = F.cross_entropy(model(x), y)
+                loss.backward()
+                return loss
+            optimizer.step(closure)
+        posterior = optimizer.posterior()
+
+    The loss is the *mean* over the batch. `lr` has the units of a Newton step: because the momentum has no
+    factor 1 − β1, the effective rate is lr/(1 − β1). torch's `weight_decay` corresponds to
+    `prior_precision / train_size`.
+
+    Args:
+        model: The network. Outside of `sampled()` it has the mean weights.
+        lr: The learning rate α.
+        train_size: The number of training examples N.
+        prior_precision: The precision δ of the prior N(0, 1/δ) of every weight except norm layers'.
+        prior: A Gaussian prior with mean and precision of its own for every weight, in place of
+            `prior_precision`: for continual learning, the last task's posterior.
+        temperature: τ; below 1 the posterior is sharper than Bayes' rule has it.
+        initial_temperature: τ of the first step, if it is to change linearly.
+        temperature_steps: The steps until τ is `temperature`.
+        mc_samples: The draws K per step.
+        damping: γ, added to the precision: it keeps steps and noise finite where the data say nothing.
+        betas: The momentum's decay β1 and the weight β2 of the *new* curvature.
+        initial_precision: s at the start. If None, the first step is taken at the mean, without noise,
+            and sets s to that batch's curvature.
+        augmentation: ρ: how many times more data an augmented training set is worth.
+        momentum_correction: Where a scheduler lowers the rate, multiply the momentum by the same factor
+            once, so that old gradients do not outweigh new ones.
+        params: Parameters of the model, or groups of them; all trainable ones if None.
+        generator: Where the noise comes from. Its state is saved with the optimiser's.
+
+    Example:
+        >>> import torch, torchbayes as tb
+        >>> _ = torch.manual_seed(0)
+        >>> x = torch.linspace(-1, 1, 64).unsqueeze(1)
+        >>> model = torch.nn.Linear(1, 1)
+        >>> optimizer = tb.VOGN(model, lr=0.02, train_size=64, generator=torch.Generator().manual_seed(0))
+        >>> for _ in range(200):
+        ...     with optimizer.sampled():
+        ...         optimizer.zero_grad()
+        ...         (0.5 * (model(x) - 2 * x) ** 2).mean().backward()
+        ...     optimizer.step()
+        >>> bool((model.weight - 2).abs() < 0.2)
+        True
+        >>> sorted(optimizer.posterior().std())
+        ['bias', 'weight']
+    """
+
+    watches_examples = True
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lr: float = 1e-3,
+        *,
+        train_size: int,
+        prior_precision: float = 1.0,
+        prior: GaussianPrior | None = None,
+        temperature: float = 1.0,
+        initial_temperature: float | None = None,
+        temperature_steps: int = 0,
+        mc_samples: int = 1,
+        damping: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.1),
+        initial_precision: float | None = None,
+        augmentation: float = 1.0,
+        momentum_correction: bool = False,
+        params: Iterable[Any] | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        check_number("lr", lr)
+        check_number("temperature", temperature, above=True)
+        if initial_temperature is not None:
+            check_number("initial_temperature", initial_temperature, above=True)
+        check_number("temperature_steps", temperature_steps)
+        check_number("damping", damping)
+        check_number("betas[0]", betas[0], high=1.0)
+        check_number("betas[1]", betas[1], above=True, high=1.0)
+        if initial_precision is not None:
+            check_number("initial_precision", initial_precision)
+        check_number("augmentation", augmentation, above=True)
+        prior_precision, own_prior = resolve_prior(prior_precision, prior)
+        if prior_precision == 0 and damping == 0 and own_prior is None:
+            raise ValueError(
+                "prior_precision and damping are both 0, so a weight without curvature would have infinite "
+                "variance: give one of them a value above 0"
+            )
+        defaults = {
+            "lr": lr,
+            "train_size": train_size,
+            "prior_precision": prior_precision,
+            "temperature": temperature,
+            "initial_temperature": initial_temperature,
+            "temperature_steps": temperature_steps,
+            "damping": damping,
+            "betas": betas,
+            "initial_precision": initial_precision,
+            "augmentation": augmentation,
+            "momentum_correction": momentum_correction,
+            "last_lr": None,
+        }
+        super().__init__(
+            model, params, defaults, mc_samples=mc_samples, generator=generator, prior=own_prior
+        )
+
+    # The scalars of Algorithm 1, from a group's options.
+
+    def _tau(self, group: dict[str, Any]) -> float:
+        start, steps = group["initial_temperature"], group["temperature_steps"]
+        if start is None or steps == 0:
+            return float(group["temperature"])
+        taken = max((self.state[p].get("step", 0) for p in group["params"]), default=0)
+        return float(start + (group["temperature"] - start) * min(1.0, taken / steps))
+
+    def _n(self, group: dict[str, Any]) -> float:
+        return float(group["augmentation"] * group["train_size"])
+
+    def _delta(self, group: dict[str, Any], fixed: bool) -> float:
+        """δ̃ = τδ/N, where it is the same for all weights."""
+        return 0.0 if fixed else float(group["prior_precision"] * self._tau(group) / self._n(group))
+
+    def _own_prior(
+        self, group: dict[str, Any], params: Sequence[Tensor], fixed: bool
+    ) -> list[list[Tensor]]:
+        """δ̃ and the prior's mean of every weight, if the prior is one for every weight."""
+        if fixed or self.prior is None:
+            return []
+        ratio = self._tau(group) / self._n(group)
+        moments = [self._prior_of(p) for p in params]
+        return [[ratio * precision for _, precision in moments], [mean for mean, _ in moments]]
+
+    def _beta1(self, group: dict[str, Any]) -> float:
+        last = group["last_lr"]
+        if not group["momentum_correction"] or last is None or not group["lr"] < last:
+            return float(group["betas"][0])
+        return float(group["betas"][0] * group["lr"] / last)
+
+    # Drawing.
+
+    def _perturbable(self, group: dict[str, Any]) -> list[Tensor]:
+        known = group["initial_precision"] is not None
+        return [
+            p for p in group["params"]
+            if id(p) not in self._fixed and (known or "precision" in self.state[p])
+        ]  # fmt: skip
+
+    def _precision(self, group: dict[str, Any], p: Tensor) -> Tensor:
+        state = self.state[p]
+        if "precision" not in state:
+            start = group["initial_precision"]
+            state["step"] = 0
+            state["momentum"] = torch.zeros_like(p, requires_grad=False)
+            state["precision"] = torch.full_like(
+                p, 0.0 if start is None else start, requires_grad=False
+            )
+        return state["precision"]  # type: ignore[no-any-return]
+
+    def _perturb(self, group: dict[str, Any], params: list[Tensor], draws: list[Tensor]) -> None:
+        means, s = [p.detach() for p in params], [self._precision(group, p) for p in params]
+        given = [means, s, *self._own_prior(group, params, False)[:1]]
+        for (noise,), (mu, precision, *own) in self._workspace.blocks([draws], given):
+            vogn_draw(
+                noise, mu, precision, self._workspace.buffer("u", mu, len(mu)),
+                delta=own[0] if own else self._delta(group, False), gamma=group["damping"],
+                tau=self._tau(group), n=self._n(group),
+            )  # fmt: skip
+
+    # Updating.
+
+    def _statistics(self) -> Statistics:
+        assert self._capture is not None
+        result = Statistics()
+        # A GradScaler that worked inside the block has unscaled the gradients but not their squares.
+        scale = 1.0 if self._scaler_seen is None else self._scaler_seen
+        for p in self._parameters():
+            if p.grad is None or not p.requires_grad:
+                continue
+            result.put(("gradient", id(p)), p.grad)
+            squares = self._capture.sum_of_squares(p)
+            if squares is not None:
+                result.put(("square", id(p)), squares, self._capture.examples * scale**2)
+        return result
+
+    def _update(self, statistics: Statistics) -> None:
+        for group in self.param_groups:
+            self._update_group(group, group["params"], statistics)
+            group["last_lr"] = float(group["lr"])
+
+    def _update_group(
+        self, group: dict[str, Any], candidates: Sequence[Tensor], statistics: Statistics
+    ) -> None:
+        """Update the given parameters of a group, as far as they have gradients."""
+        bundles: dict[tuple[bool, bool, torch.dtype], list[Tensor]] = {}
+        for p in candidates:
+            if statistics.has("gradient", p):
+                first = "precision" not in self.state[p] and group["initial_precision"] is None
+                bundles.setdefault((id(p) in self._fixed, first, p.dtype), []).append(p)
+        for (fixed, first, _), params in bundles.items():
+            self._update_bundle(group, params, fixed, first, statistics)
+
+    def _update_bundle(
+        self,
+        group: dict[str, Any],
+        params: list[Tensor],
+        fixed: bool,
+        first: bool,
+        statistics: Statistics,
+    ) -> None:
+        s = [self._precision(group, p) for p in params]
+        means, momenta = [p.detach() for p in params], [self.state[p]["momentum"] for p in params]
+        squares = [self._square(p, statistics) for p in params]
+        given = [[statistics.value("gradient", p) for p in params], [h for h, _ in squares]]
+        given += self._own_prior(group, params, fixed)
+        for (mu, m, precision), (g, h, *own) in self._workspace.blocks([means, momenta, s], given):
+            vogn_update(
+                mu, m, precision, g, h, self._workspace.buffer("u", mu, len(mu)),
+                alpha=group["lr"], beta1=self._beta1(group),
+                beta2=1.0 if first else group["betas"][1],  # without a start, s is the first ĥ
+                delta=own[0] if own else self._delta(group, fixed), gamma=group["damping"],
+                prior_mean=own[1] if own else None, h_factor=squares[0][1],
+            )  # fmt: skip
+        for p in params:
+            self.state[p]["step"] += 1
+
+    def _square(self, p: Tensor, statistics: Statistics) -> tuple[Tensor, float]:
+        if statistics.has("square", p):
+            return statistics.tensors["square", id(p)], statistics.factor("square", p)
+        # A weight with a gradient but no use on data, such as one in a penalty only, has no curvature.
+        return torch.zeros_like(p, requires_grad=False), 1.0
+
+    def _std(self) -> Weights:
+        """The standard deviations of the random weights."""
+        result: Weights = {}
+        for group in self.param_groups:
+            scale = self._tau(group) / self._n(group)
+            for p in group["params"]:
+                if not p.requires_grad or id(p) in self._fixed:
+                    continue
+                start = group["initial_precision"]
+                s = self.state[p].get("precision", 0.0 if start is None else start)
+                own = self._own_prior(group, [p], False)
+                u = s + (own[0][0] if own else self._delta(group, False)) + group["damping"]
+                result[self._names[id(p)]] = torch.full_like(p, scale).div_(u).sqrt_().detach()
+        return result
+
+    @torch.no_grad()
+    def posterior(self) -> Posterior:
+        """The Gaussian of every weight; norm layers' scales and shifts are deterministic."""
+        return Gaussian(self._mean_weights(), self._std(), model_name=type(self.model).__name__)

@@ -1,0 +1,349 @@
+"""Bayes by Backprop: a Gaussian of its own over every weight, trained by gradient descent.
+
+C. Blundell, J. Cornebise, K. Kavukcuoglu and D. Wierstra, Weight Uncertainty in Neural Networks, ICML 2015.
+
+| symbol | here | from |
+| --- | --- | --- |
+| μ | the network's own parameters | section 3.2 |
+| ρ, σ = log(1 + exp ρ) | `net.rho`, `net.posterior().std()` | section 3.2 |
+| w = μ + σ∘ε | one forward pass | section 3.2 |
+| KL[q(w) ‖ P(w)] | `net.kl()` | Eq. (1) |
+| F = KL − E[log P(D ∣ w)] | `loss(net(x), y) + net.kl() / train_size`, times train_size | Eq. (1) |
+
+Deviations from the paper: the KL term of a Gaussian prior is computed exactly instead of by the draw
+(for other priors it is the draw's, Eq. (2)); norm layers' scales and shifts are deterministic by default.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_leaves
+
+from torchbayes.parameters import norm_parameters, trainable
+from torchbayes.posterior import Gaussian, Weights, Wrapper, snapshot
+from torchbayes.prior import GaussianPrior, Prior
+from torchbayes.variational.buffers import Pool
+from torchbayes.variational.draw import Draw, Spread, inverse_softplus, softplus
+from torchbayes.variational.estimators import Estimator, shared_draw
+from torchbayes.variational.kl import kl_term
+from torchbayes.variational.slabs import Slab, slabs_of
+
+__all__ = ["MeanField"]
+
+# MOPED gives a weight of exactly 0 no spread at all, from which it could never move.
+_MOPED_FLOOR = 1e-3
+
+
+class _Scratch:
+    """What a mean field keeps between calls that is no part of its state; copies are empty."""
+
+    def __init__(self) -> None:
+        self.pool = Pool()
+        self.last: Draw | None = None
+        self._slabs: list[Slab] = []
+        self._means: list[Tensor] = []
+
+    def slabs(self, means: list[Tensor]) -> list[Slab]:
+        """The weights in slabs; worked out anew when they are other tensors than before."""
+        if len(means) != len(self._means) or not all(map(operator.is_, means, self._means)):
+            self._slabs, self._means = slabs_of(means), means
+        return self._slabs
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Scratch:
+        return _Scratch()
+
+    def __reduce__(self) -> tuple[type[_Scratch], tuple[()]]:
+        return _Scratch, ()
+
+
+class MeanField(Wrapper):
+    """Any network with an independent Gaussian over each of its weights (Bayes by Backprop).
+
+    In training mode a call is one draw of the weights. In evaluation mode, and inside `mean_mode()`, it
+    is the network itself with the mean weights; inside `draw_mode()` it is always a draw. Outputs are the
+    network's own, so any loss and any torch optimiser serve:
+
+        loss = F.cross_entropy(net(x), y) + net.kl() / train_size
+
+    The network's own parameters are the means: it stays usable as it is, and its class and the names of
+    its weights do not change. Frozen parameters are left alone, tied ones have one distribution, and norm
+    layers' scales and shifts are trained without one.
+
+    Args:
+        model: The network, whose weights are shared, not copied.
+        prior: What is believed of the weights before the data; `GaussianPrior()`, N(0, 1), if not given.
+        estimator: How examples share the noise: `shared_draw`, `local_reparameterisation` or `flipout`.
+            It is used in training mode; a draw in evaluation mode is one for all examples.
+        init_std: The standard deviation to start from: of each weight with `init="model"`, relative to
+            the weight's size with `init="moped"`.
+        init: `"model"` starts at the network's weights as they are, random or trained. `"moped"` is for
+            a trained network: σ = init_std · |w|, at least init_std / 1000 (Krishnan et al., AAAI 2020; its
+            prior is `GaussianPrior(mean=tb.snapshot(model))`).
+        params: The names of the weights, or of the modules whose weights, get a distribution, such as
+            `["head"]` for the last layer only; the rest is trained without one. All trainable weights but
+            norm layers' if not given.
+        generator: Where draws come from; torch's global generator if not given. Its state is part of
+            `state_dict()`.
+
+    Attributes:
+        prior: The prior; may be replaced.
+        estimator: The estimator; may be replaced.
+        rule_hits: How often each weight was used by the estimator's low-variance rule in the last call.
+
+    Raises:
+        ValueError: If the network has no trainable weights, or an argument is not as described.
+
+    Example:
+        >>> import torch, torchbayes as tb
+        >>> net = tb.MeanField(torch.nn.Linear(3, 1), prior=tb.GaussianPrior(precision=1.0), init_std=0.1)
+        >>> x = torch.ones(1, 3)
+        >>> bool(net(x) == net(x)), bool(net.eval()(x) == net(x))
+        (False, True)
+        >>> net.posterior()
+        Gaussian(4 weights of Linear)
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        prior: Prior | None = None,
+        estimator: type[Estimator] = shared_draw,
+        *,
+        init_std: float = 0.01,
+        init: str = "model",
+        params: Iterable[str] | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__(model)
+        if not (init_std > 0 and math.isfinite(init_std)):
+            raise ValueError(f"init_std is {init_std:g}: expected a standard deviation above 0")
+        if init not in ("model", "moped"):
+            raise ValueError(f"init is {init!r}: expected model or moped")
+        if not (isinstance(estimator, type) and issubclass(estimator, Estimator)):
+            raise TypeError(
+                f"estimator is {estimator!r}: expected shared_draw, local_reparameterisation or flipout"
+            )
+        prior = GaussianPrior() if prior is None else prior
+        if not isinstance(prior, Prior):
+            raise TypeError(
+                f"prior is a {type(prior).__name__}: expected a torchbayes prior such as GaussianPrior(…)"
+            )
+        self.prior, self.estimator, self.generator = prior, estimator, generator
+        chosen = _chosen(model, params)
+        self._names = list(chosen)
+        self.rho = _tree({name: _initial_rho(p, init_std, init) for name, p in chosen.items()})
+        self._aliases = _aliases(model, chosen)
+        # Where to find every μ and ρ: walking through the modules' names takes longer than a small layer.
+        self._places = [_places(module, self._names) for module in (model, self.rho)]
+        self.rule_hits: Counter[str] = Counter()
+        self._drawing: bool | None = None
+        self._noticed = False
+        self._scratch = _Scratch()
+        if isinstance(prior, GaussianPrior):
+            for name, weight in chosen.items():
+                prior.moments(name, weight.detach())  # raises if the prior has none for this weight
+
+    def _means_and_rhos(self) -> tuple[list[Tensor], list[Tensor]]:
+        means, rhos = ([getattr(m, leaf) for m, leaf in places] for places in self._places)
+        return means, rhos
+
+    def _draw(self, spread: Spread = Spread.NONE, *, noise: bool = True) -> Draw:
+        self._scratch.last = None  # so that its buffers are free for this draw
+        means, rhos = self._means_and_rhos()
+        draw = Draw(
+            self._scratch.pool,
+            self._scratch.slabs(means),
+            self._names,
+            means,
+            rhos,
+            self.prior,
+            spread=spread,
+            noise=noise,
+            generator=self.generator,
+        )
+        self._scratch.last = draw
+        return draw
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the network: under one draw in training mode, at the mean in evaluation mode."""
+        if not (self.training if self._drawing is None else self._drawing):
+            return self.model(*args, **kwargs)
+        estimator = self.estimator if self.training else shared_draw
+        draw = self._draw(estimator.spread)
+        weights = {
+            name: weight.sample for weight in draw.drawn for name in self._aliases[weight.name]
+        }
+        with estimator(draw.drawn, _first_length(args, kwargs), self.generator) as rule:
+            outputs = torch.func.functional_call(
+                self.model, weights, args, kwargs, tie_weights=False
+            )
+        draw.release()
+        self.rule_hits = rule.hits
+        if estimator.spread is not Spread.NONE and not rule.hits and not self._noticed:
+            self._noticed = True
+            warnings.warn(
+                f"{estimator.__name__} found no linear or convolution layer in "
+                f"{type(self.model).__name__} that it can be used for, so all examples of a batch share one "
+                "draw: estimator=shared_draw does the same and is faster",
+                stacklevel=2,
+            )
+        return outputs
+
+    def kl(self) -> Tensor:
+        """KL(q ‖ prior) summed over the random weights, in nats; a scalar to divide by `train_size`.
+
+        Exact for a `GaussianPrior`. For any other prior it is log q(w) − log p(w) of the last draw, the
+        one that the likelihood was computed with, and of a new one if there is none in hand.
+        """
+        draw = self._scratch.last
+        if draw is None or draw.prior is not self.prior or not draw.current():
+            draw = self._draw(noise=not kl_term(self.prior).closed)
+        return draw.kl()
+
+    @contextmanager
+    def _mode(self, drawing: bool) -> Iterator[None]:
+        before, self._drawing = self._drawing, drawing
+        try:
+            yield
+        finally:
+            self._drawing = before
+
+    def mean_mode(self) -> Any:
+        """A context in which calls use the mean weights, also in training mode."""
+        return self._mode(False)
+
+    def draw_mode(self) -> Any:
+        """A context in which every call is a draw, also in evaluation mode."""
+        return self._mode(True)
+
+    @torch.no_grad()
+    def std(self) -> Weights:
+        """σ of every random weight."""
+        result: Weights = {}
+        for name, rho in zip(self._names, self._means_and_rhos()[1], strict=True):
+            result[name] = torch.empty_like(rho)
+            softplus(rho, result[name], torch.empty_like(rho), torch.empty_like(rho))
+        return result
+
+    def posterior(self) -> Gaussian:
+        """A copy of what has been learned so far; the network's buffers are part of the mean."""
+        return Gaussian(snapshot(self.model), self.std(), model_name=type(self.model).__name__)
+
+    def get_extra_state(self) -> Tensor:
+        """The generator's state, for `state_dict()`."""
+        if self.generator is None:
+            return torch.empty(0, dtype=torch.uint8)
+        return self.generator.get_state()
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Go on with the generator's state."""
+        if self.generator is not None and len(state):
+            self.generator.set_state(state.cpu())
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Load a state as any module does."""
+        self._scratch = _Scratch()
+        return super().load_state_dict(*args, **kwargs)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> MeanField:
+        self._scratch = _Scratch()  # other devices and types need other buffers
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
+
+    def extra_repr(self) -> str:
+        """Say what is random."""
+        count = sum(rho.numel() for rho in self.rho.parameters())
+        return f"{count:,} random weights, {self.estimator.__name__}, {type(self.prior).__name__}"
+
+
+def _chosen(model: nn.Module, params: Iterable[str] | None) -> Weights:
+    """The parameters that get a distribution."""
+    own = trainable(model)
+    for name, parameter in own.items():
+        if is_lazy(parameter):
+            raise ValueError(
+                f"weight {name!r} has no shape yet: run a batch through the network before wrapping it"
+            )
+    norms = norm_parameters(model)
+    rest: Weights = {
+        name: p for name, p in own.items() if name not in norms and p.is_floating_point()
+    }
+    if params is not None:
+        if isinstance(params, str):
+            params = [params]
+        names: set[str] = set()
+        for wanted in params:
+            below = {name for name in rest if name.startswith(f"{wanted}.") or not wanted}
+            found = {wanted} if wanted in own else below
+            if not found:
+                raise ValueError(
+                    f"{type(model).__name__} has no trainable weight or module {wanted!r}: "
+                    "see model.named_parameters()"
+                )
+            names |= found
+        rest = {name: p for name, p in own.items() if name in names}
+    if not rest:
+        raise ValueError(
+            f"{type(model).__name__} has no trainable weights to be uncertain about besides norm layers': "
+            "name some in params=…"
+        )
+    return rest
+
+
+def _initial_rho(weight: Tensor, init_std: float, init: str) -> Tensor:
+    weight = weight.detach()
+    if init == "moped":
+        return inverse_softplus(weight.abs().clamp_min(_MOPED_FLOOR).mul(init_std))
+    return inverse_softplus(torch.full_like(weight, init_std))
+
+
+def _tree(tensors: Weights) -> nn.Module:
+    """A module whose parameters have the given dotted names."""
+    root = nn.Module()
+    for name, tensor in tensors.items():
+        *path, leaf = name.split(".")
+        node = root
+        for part in path:
+            if part not in node._modules:
+                node.add_module(part, nn.Module())
+            node = node.get_submodule(part)
+        node.register_parameter(leaf, nn.Parameter(tensor))
+    return root
+
+
+def _aliases(model: nn.Module, chosen: Weights) -> dict[str, list[str]]:
+    """All the names under which the chosen weights are used, one for each place that holds them.
+
+    torch can find the names of tied weights by itself, but where one module has two names it then
+    does not put the weights back (torch 2.13).
+    """
+    first = {id(weight): name for name, weight in chosen.items()}
+    result: dict[str, list[str]] = {name: [] for name in chosen}
+    for prefix, module in model.named_modules():
+        for leaf, weight in module._parameters.items():
+            if id(weight) in first:
+                result[first[id(weight)]].append(f"{prefix}.{leaf}" if prefix else leaf)
+    return result
+
+
+def _places(module: nn.Module, names: list[str]) -> list[tuple[nn.Module, str]]:
+    split = [name.rpartition(".") for name in names]
+    return [(module.get_submodule(path), leaf) for path, _, leaf in split]
+
+
+def _first_length(args: Any, kwargs: Any) -> int | None:
+    """The examples in a batch: dimension 0 of the first tensor that has one."""
+    for leaf in tree_leaves((args, kwargs)):
+        if isinstance(leaf, Tensor) and leaf.dim() > 0:
+            return len(leaf)
+    return None

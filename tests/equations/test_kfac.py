@@ -1,0 +1,163 @@
+"""K-FAC and Noisy K-FAC against NumPy transcriptions, and their factors against sums over examples."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from torchbayes.curvature import Capture
+from torchbayes.noise import normals_
+from torchbayes.optim.kfac import KFAC
+from torchbayes.optim.noisy_kfac import NoisyKFAC
+
+N, M = 50, 10
+RNG = np.random.default_rng(1)
+X = RNG.standard_normal((N, 4))
+Y = X @ RNG.standard_normal((4, 3)) + 0.2 * RNG.standard_normal((N, 3))
+BATCHES = [np.arange(M * i, M * i + M) % N for i in range(5)]
+
+
+def layer() -> nn.Linear:
+    torch.manual_seed(0)
+    return nn.Linear(4, 3).double()
+
+
+def matrix(net: nn.Linear) -> np.ndarray:
+    return np.hstack([net.weight.detach().numpy(), net.bias.detach().numpy()[:, None]])
+
+
+def loss_of(net: nn.Module, batch: np.ndarray) -> torch.Tensor:
+    x, y = torch.from_numpy(X[batch]), torch.from_numpy(Y[batch])
+    return (0.5 * (net(x) - y) ** 2).sum() / len(batch)
+
+
+def transcription(
+    w: np.ndarray, noise, *, lr: float, beta1: float, beta2: float, delta: float, gamma: float,
+    tau: float, refresh: int,
+) -> np.ndarray:  # fmt: skip
+    v, a, g, roots = np.zeros_like(w), None, None, None
+    delta_t = tau * delta / N
+    for t, batch in enumerate(BATCHES):
+        theta = w
+        if roots is not None and noise is not None:
+            theta = w + np.sqrt(tau / N) * roots[1] @ noise() @ roots[0].T
+        inputs = np.hstack([X[batch], np.ones((M, 1))])
+        errors = inputs @ theta.T - Y[batch]  # the gradient of one example's loss at the output
+        new_a, new_g = inputs.T @ inputs / M, errors.T @ errors / M
+        a = new_a if a is None else (1 - beta2) * a + beta2 * new_a
+        g = new_g if g is None else (1 - beta2) * g + beta2 * new_g
+        if t % refresh == 0:
+            lam = delta_t + gamma
+            pi = np.sqrt((np.trace(a) / len(a)) / (np.trace(g) / len(g)))
+            inverses = [
+                np.linalg.inv(a + pi * np.sqrt(lam) * np.eye(len(a))),
+                np.linalg.inv(g + np.sqrt(lam) / pi * np.eye(len(g))),
+            ]
+            roots = [np.linalg.cholesky(i) for i in inverses]
+        v = beta1 * v + errors.T @ inputs / M + delta_t * w
+        w = w - lr * inverses[1] @ v @ inverses[0]
+    return w
+
+
+@pytest.mark.parametrize("refresh", [1, 2])
+@pytest.mark.parametrize("noisy", [False, True])
+def test_five_steps(noisy: bool, refresh: int) -> None:
+    net = layer()
+    start = matrix(net)
+    common = {
+        "train_size": N, "prior_precision": 2.0, "damping": 0.01, "betas": (0.8, 0.4),
+        "refresh_every": refresh,
+    }  # fmt: skip
+    if noisy:
+        generator = torch.Generator().manual_seed(3)
+        optimizer = NoisyKFAC(net, 0.1, temperature=0.7, generator=generator, **common)
+    else:
+        optimizer = KFAC(net, 0.1, **common)
+    again = torch.Generator().manual_seed(3)
+
+    def noise() -> np.ndarray:
+        parts = [torch.empty(3, 4, dtype=torch.float64), torch.empty(3, dtype=torch.float64)]
+        normals_(parts, again)
+        return np.hstack([parts[0].numpy(), parts[1].numpy()[:, None]])
+
+    expected = transcription(
+        start, noise if noisy else None, lr=0.1, beta1=0.8, beta2=0.4, delta=2.0, gamma=0.01,
+        tau=0.7 if noisy else 1.0, refresh=refresh,
+    )  # fmt: skip
+    for batch in BATCHES:
+
+        def closure(batch: np.ndarray = batch) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = loss_of(net, batch)
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+    np.testing.assert_allclose(matrix(net), expected, rtol=1e-8)
+
+
+def test_a_draw_of_the_posterior_has_the_factors_covariance() -> None:
+    """Cov(vec W) = (τ/N) A⁻¹ ⊗ G⁻¹ of the damped factors, with vec stacking columns."""
+    net = layer()
+    optimizer = NoisyKFAC(net, 0.0, train_size=N, damping=0.1)
+    with optimizer.sampled():
+        loss_of(net, BATCHES[0]).backward()
+    optimizer.step()
+    state = optimizer.state[net.weight]
+    expected = np.kron(state["input_inverse"].numpy(), state["output_inverse"].numpy()) / N
+    count = 4_000
+    generator = torch.Generator().manual_seed(0)
+    posterior = optimizer.posterior()
+    draws = np.empty((count, 15))
+    for i in range(count):
+        draw = posterior.sample(generator)
+        whole = np.hstack([draw["weight"].numpy(), draw["bias"].numpy()[:, None]])
+        draws[i] = whole.ravel(order="F")
+    found = np.cov(draws.T)
+    var = np.diag(expected)
+    error = np.sqrt((np.outer(var, var) + expected**2) / count)
+    assert (np.abs(found - expected) / error).max() < 5
+    stds = posterior.std()
+    marginal = np.hstack([stds["weight"].numpy(), stds["bias"].numpy()[:, None]]).ravel(order="F")
+    np.testing.assert_allclose(marginal, np.sqrt(var), rtol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("conv", "shape"),
+    [
+        (nn.Conv1d(2, 3, 3, stride=2, padding=1), (2, 7)),
+        (nn.Conv2d(2, 3, (3, 2), padding=1, dilation=(1, 2)), (2, 5, 6)),
+        (nn.Conv3d(2, 3, 2, stride=(1, 2, 1), bias=False), (2, 3, 4, 3)),
+    ],
+)
+def test_convolution_factors_are_second_moments_of_patches(
+    conv: nn.Module, shape: tuple[int, ...]
+) -> None:
+    """A = E[Σₜ a aᵀ], G = E[(1/T) Σₜ g gᵀ], patch by patch."""
+    conv = conv.double()
+    torch.manual_seed(0)
+    x = torch.randn(5, *shape, dtype=torch.float64)
+    joint = "bias" if conv.bias is not None else None
+    capture = Capture(conv, dict(conv.named_parameters()), {"weight": joint})
+    with capture.block():
+        conv(x).tanh().flatten(1).sum(1).mean().backward()
+    sums = capture.factors[id(conv.weight)]
+    # The patches as what a convolution with one-hot kernels gives.
+    size = conv.weight[0].numel()
+    one_hot = torch.eye(size, dtype=torch.float64).view(size, *conv.weight.shape[1:])
+    kind = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}[x.dim()]
+    patches = kind(x, one_hot, None, conv.stride, conv.padding, conv.dilation).flatten(2)
+    if joint:
+        patches = torch.cat([patches, torch.ones_like(patches[:, :1])], 1)
+    positions = patches.shape[2]
+    out = conv(x)
+    g = (1 - out.tanh() ** 2).detach().flatten(2)
+    a_expected = torch.einsum("bit,bjt->ij", patches, patches) / 5
+    g_expected = torch.einsum("bit,bjt->ij", g, g) / (5 * positions)
+    torch.testing.assert_close(sums.inputs / 5, a_expected)
+    torch.testing.assert_close(sums.outputs * 25 / sums.rows, g_expected)
+    # And their product is the curvature's scale: with one position it would be exact.
+    assert sums.rows == 5 * positions

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from torchbayes.train import Run, fit
 
 __all__ = ["Experiment", "TrainedRun", "check_keys", "recipe_settings"]
 
+_WORTH_THREADS = 5_000_000  # weights × examples per update: LeNet-5 at batch 128 has 8 million
 _DEFAULT_MODEL = {"digits": "mlp", "moons": "mlp"}
 _DEFAULT_MODEL_OPTIONS: dict[str, dict[str, Any]] = {
     "digits": {"hidden": [200, 200]},
@@ -183,26 +185,27 @@ class Experiment:
             )
             held_out = None if data.validation is None else make_loader(data, data.validation, 512)
             mine = dataclasses.asdict(self)
-            return fit(
-                make,
-                loader,
-                self.method,
-                epochs=self.epochs,
-                likelihood=Categorical(),
-                validation=held_out,
-                schedule=self._schedule(),
-                clip_norm=self.clip_norm if self.clip_norm else None,
-                amp=self.amp if self.amp else None,
-                accumulate=self.accumulate,
-                seed=self.seed,
-                device="cuda" if torch.cuda.is_available() else None,
-                folder=folder,
-                resume=resume,
-                checkpoint_seconds=checkpoint_seconds,
-                config=mine | {"clip_norm": self.clip_norm, "amp": self.amp},
-                progress=progress,
-                **self.options,
-            )
+            with _threads_for(make, self.batch_size):
+                return fit(
+                    make,
+                    loader,
+                    self.method,
+                    epochs=self.epochs,
+                    likelihood=Categorical(),
+                    validation=held_out,
+                    schedule=self._schedule(),
+                    clip_norm=self.clip_norm if self.clip_norm else None,
+                    amp=self.amp if self.amp else None,
+                    accumulate=self.accumulate,
+                    seed=self.seed,
+                    device="cuda" if torch.cuda.is_available() else None,
+                    folder=folder,
+                    resume=resume,
+                    checkpoint_seconds=checkpoint_seconds,
+                    config=mine | {"clip_norm": self.clip_norm, "amp": self.amp},
+                    progress=progress,
+                    **self.options,
+                )
 
 
 _DEFAULTS = Experiment()
@@ -273,6 +276,23 @@ class TrainedRun:
         scores["parameters"] = float(sum(p.numel() for p in self.model.parameters()))
         write_text(self.files.path / "scores.json", json.dumps(scores, indent=2) + "\n")
         return scores
+
+
+@contextlib.contextmanager
+def _threads_for(make: Callable[[], nn.Module], batch_size: int) -> Iterator[None]:
+    """Use one thread for a network so small that threads would mostly wait for each other.
+
+    On a machine that has other work they wait for long: a layer's threads can only end together.
+    """
+    with torch.random.fork_rng(), torch.device("meta"):
+        weights = sum(p.numel() for p in make().parameters())
+    before = torch.get_num_threads()
+    if weights * batch_size < _WORTH_THREADS:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _finite(value: float) -> float | None:

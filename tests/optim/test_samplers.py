@@ -325,10 +325,10 @@ def test_atmc_is_finite_and_never_amplifies(
     dtype = torch.float64 if double else torch.float32
     values = [torch.full((3,), v, dtype=dtype) for v in (0.5, p, xi, grad, 0.7)]
     work = [torch.empty(3, dtype=dtype) for _ in range(3)]
-    atmc_update(*values, work, h=h, m=11.1, c=c, d=d)
+    atmc_update(*values, work, h=h, m=11.1, c=c, d=d, n=1.0, delta=0.0)
     assert all(bool(torch.isfinite(v).all()) for v in values)
     values = [torch.full((3,), v, dtype=dtype) for v in (0.5, p, xi, 0.0, 0.0)]
-    atmc_update(*values, work, h=h, m=11.1, c=c, d=d)
+    atmc_update(*values, work, h=h, m=11.1, c=c, d=d, n=1.0, delta=0.0)
     assert bool((values[1].abs() <= abs(p)).all())
 
 

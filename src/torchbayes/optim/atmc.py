@@ -40,18 +40,20 @@ __all__ = ["ATMC", "atmc_update"]
 
 def atmc_update(
     theta: Tensor, p: Tensor, xi: Tensor, grad: Tensor, eta: Tensor, work: Sequence[Tensor],
-    *, h: float, m: float, c: float, d: float,
+    *, h: float, m: float, c: float, d: float, n: float, delta: float,
 ) -> None:  # fmt: skip
-    """One iteration of Algorithm 1, in place in θ, p and ξ."""
+    """One iteration of Algorithm 1, in place in θ, p and ξ; ∇U is n·grad + δθ."""
     if not is_relativistic(c) and float(xi.max()) <= d:
         # No thermostat is above D: all weights have the friction D, and one number serves for its e^(−Dh).
         alpha = torch.mul(xi, -1, out=work[2]).add_(d)  # line 7
-        steady_momentum_update(p, grad, eta, alpha, d, h=h, m=m)  # lines 8 to 10
+        # Lines 8 to 10.
+        steady_momentum_update(theta, p, grad, eta, alpha, d, h=h, m=m, n=n, delta=delta)
     else:
         beta = torch.clamp_min(xi, d, out=work[0])  # line 8: β = α + ξ = max(D, ξ)
-        alpha = torch.sub(beta, xi, out=work[2])  # line 7: α = max(D − ξ, 0)
+        minus_alpha = torch.sub(xi, beta, out=work[2])  # line 7: α = max(D − ξ, 0) = β − ξ
         slow_friction(beta, p, work[1], m=m, c=c).clamp_min_(TINY)
-        momentum_update(p, grad, eta, alpha, beta, work[1], h=h, m=m)  # lines 9 and 10
+        # Lines 9 and 10.
+        momentum_update(theta, p, grad, eta, minus_alpha, beta, work[1], h=h, m=m, n=n, delta=delta)
     drift(theta, p, xi, work, h=h, m=m, c=c)  # lines 11 and 12
 
 
@@ -146,4 +148,5 @@ class ATMC(Sampler):
         atmc_update(
             block.theta, momentum, thermostat, block.grad, block.noise, block.work,
             h=group["lr"], m=group["mass"], c=group["speed_limit"], d=group["friction"],
+            n=block.n, delta=block.delta,
         )  # fmt: skip

@@ -33,13 +33,17 @@ __all__ = ["PSGLD", "psgld_update"]
 
 def psgld_update(
     theta: Tensor, v: Tensor, grad: Tensor, eta: Tensor, work: Sequence[Tensor],
-    *, epsilon: float, alpha: float, lam: float, n: float, t: int,
+    *, epsilon: float, alpha: float, lam: float, n: float, delta: float, size: int, t: int,
 ) -> None:  # fmt: skip
-    """V ← αV + (1−α)(∇U/N)²; G = 1/(λ + √V); θ ← θ − ε/2 G∇U + √(εG) η, in place in θ and V."""
-    v.mul_(alpha).addcmul_(grad, grad, value=(1 - alpha) / n**2)
+    """V ← αV + (1−α)(∇U/N)²; G = 1/(λ + √V); θ ← θ − ε/2 G∇U + √(εG) η, in place in θ and V.
+
+    ∇U is n·grad + δθ, and N is `size`.
+    """
+    force = torch.mul(grad, n, out=work[1]).add_(theta, alpha=delta)
+    v.mul_(alpha).addcmul_(force, force, value=(1 - alpha) / size**2)
     g = torch.mul(v, 1 / -math.expm1(t * math.log(alpha)), out=work[0])
     g.sqrt_().add_(lam).reciprocal_()
-    theta.addcmul_(g, grad, value=-epsilon / 2)
+    theta.addcmul_(g, force, value=-epsilon / 2)
     theta.addcmul_(g.sqrt_(), eta, value=math.sqrt(epsilon))
 
 
@@ -70,7 +74,7 @@ class PSGLD(Sampler):
     """
 
     buffers = ("square",)
-    work = 1
+    work = 2
 
     def __init__(
         self,
@@ -105,6 +109,6 @@ class PSGLD(Sampler):
         """Algorithm 1."""
         psgld_update(
             block.theta, block.state[0], block.grad, block.noise, block.work,
-            epsilon=group["lr"], alpha=group["decay"], lam=group["damping"], n=group["train_size"],
-            t=block.step,
+            epsilon=group["lr"], alpha=group["decay"], lam=group["damping"], n=block.n,
+            delta=block.delta, size=group["train_size"], t=block.step,
         )  # fmt: skip

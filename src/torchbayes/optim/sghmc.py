@@ -35,10 +35,13 @@ __all__ = ["SGHMC", "sghmc_update"]
 
 def sghmc_update(
     theta: Tensor, p: Tensor, grad: Tensor, eta: Tensor,
-    *, h: float, m: float, d: float, variance: float,
+    *, h: float, m: float, d: float, variance: float, n: float, delta: float,
 ) -> None:  # fmt: skip
-    """One update: p ← (1 − hD)p − h∇U + N(0, 2hDm − h²V̂); θ ← θ + h p/m, in place in θ and p."""
-    p.mul_(1 - h * d).add_(grad, alpha=-h)
+    """One update: p ← (1 − hD)p − h∇U + N(0, 2hDm − h²V̂); θ ← θ + h p/m, in place in θ and p.
+
+    ∇U is n·grad + δθ.
+    """
+    p.mul_(1 - h * d).add_(grad, alpha=-h * n).add_(theta, alpha=-h * delta)
     p.add_(eta, alpha=math.sqrt(2 * h * d * m - h**2 * variance))
     theta.add_(p, alpha=h / m)  # Eq. (13)
 
@@ -131,5 +134,6 @@ class SGHMC(Sampler):
         """Eq. (13)."""
         sghmc_update(
             block.theta, block.state[0], block.grad, block.noise,
-            h=group["lr"], m=group["mass"], d=group["friction"], variance=group["gradient_variance"],
+            h=group["lr"], m=group["mass"], d=group["friction"],
+            variance=group["gradient_variance"], n=block.n, delta=block.delta,
         )  # fmt: skip

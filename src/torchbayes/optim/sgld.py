@@ -26,9 +26,11 @@ from torchbayes.prior import Prior
 __all__ = ["SGLD", "sgld_update"]
 
 
-def sgld_update(theta: Tensor, grad: Tensor, eta: Tensor, *, epsilon: float) -> None:
-    """θ ← θ − ε/2 ∇U + √ε η, in place in `theta`."""
-    theta.add_(grad, alpha=-epsilon / 2)
+def sgld_update(
+    theta: Tensor, grad: Tensor, eta: Tensor, *, epsilon: float, n: float, delta: float
+) -> None:
+    """θ ← θ − ε/2 ∇U + √ε η with ∇U = n·grad + δθ, in place in `theta`."""
+    theta.mul_(1 - epsilon / 2 * delta).add_(grad, alpha=-epsilon / 2 * n)
     theta.add_(eta, alpha=math.sqrt(epsilon))  # Eq. (4)
 
 
@@ -88,4 +90,7 @@ class SGLD(Sampler):
 
     def update(self, group: dict[str, Any], block: Block) -> None:
         """Eq. (4)."""
-        sgld_update(block.theta, block.grad, block.noise, epsilon=group["lr"])
+        sgld_update(
+            block.theta, block.grad, block.noise,
+            epsilon=group["lr"], n=block.n, delta=block.delta,
+        )  # fmt: skip

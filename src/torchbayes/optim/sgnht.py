@@ -42,12 +42,13 @@ __all__ = ["SGNHT", "sgnht_update"]
 
 def sgnht_update(
     theta: Tensor, p: Tensor, xi: Tensor, grad: Tensor, eta: Tensor, work: Sequence[Tensor],
-    *, h: float, m: float, c: float, d: float,
+    *, h: float, m: float, c: float, d: float, n: float, delta: float,
 ) -> None:  # fmt: skip
-    """One update with a thermostat per weight, in place in θ, p and ξ."""
+    """One update with a thermostat per weight, in place in θ, p and ξ; ∇U is n·grad + δθ."""
     beta = slow_friction(torch.add(xi, d, out=work[0]), p, work[1], m=m, c=c)  # β = D + ξ
     beta.masked_fill_(beta == 0, TINY)
-    momentum_update(p, grad, eta, d, beta, work[1], h=h, m=m)  # Eq. (10) with α = D
+    # Eq. (10) with α = D.
+    momentum_update(theta, p, grad, eta, -d, beta, work[1], h=h, m=m, n=n, delta=delta)
     drift(theta, p, xi, work, h=h, m=m, c=c)  # Eq. (9)
 
 
@@ -140,11 +141,14 @@ class SGNHT(Sampler):
         if "thermostat" not in group:
             sgnht_update(
                 block.theta, p, block.state[1], block.grad, block.noise, block.work,
-                h=h, m=m, c=c, d=d,
+                h=h, m=m, c=c, d=d, n=block.n, delta=block.delta,
             )  # fmt: skip
             return
         beta = d + group["thermostat"]
-        steady_momentum_update(p, block.grad, block.noise, d, beta, h=h, m=m)
+        steady_momentum_update(
+            block.theta, p, block.grad, block.noise, d, beta,
+            h=h, m=m, n=block.n, delta=block.delta,
+        )  # fmt: skip
         drift(block.theta, p, None, block.work, h=h, m=m, c=c)
         self._squares += float(torch.dot(p, p))
 

@@ -38,8 +38,7 @@ def is_relativistic(c: float) -> bool:
 
 def _slowness(p: Tensor, out: Tensor, *, m: float, c: float) -> Tensor:
     """m/M(p) of Eq. (6): 1 for a slow weight, towards 0 for one near the speed limit."""
-    torch.mul(p, 1 / (m * c), out=out)
-    return out.mul_(out).add_(1).rsqrt_()
+    return torch.addcmul(p.new_ones(()), p, p, value=(m * c) ** -2, out=out).rsqrt_()
 
 
 def slow_friction(beta: Tensor, p: Tensor, out: Tensor, *, m: float, c: float) -> Tensor:
@@ -48,29 +47,33 @@ def slow_friction(beta: Tensor, p: Tensor, out: Tensor, *, m: float, c: float) -
 
 
 def momentum_update(
-    p: Tensor, grad: Tensor, eta: Tensor, alpha: Tensor | float, beta: Tensor, out: Tensor,
-    *, h: float, m: float,
+    theta: Tensor, p: Tensor, grad: Tensor, eta: Tensor, minus_alpha: Tensor | float,
+    beta: Tensor, out: Tensor, *, h: float, m: float, n: float, delta: float,
 ) -> None:  # fmt: skip
-    """The momentum after a time h, in place; `beta` and `out` are used up.
+    """The momentum after a time h, in place; `beta` and `out` are used up. ∇U is n·grad + δθ.
 
     p ← e^(−βh) p − (1−e^(−βh))/β ∇U + √(αm(1−e^(−2βh))/β) η
     """
     decay = torch.mul(beta, -h, out=out).expm1_()  # e^(−βh) − 1
     gain = torch.div(decay, beta, out=beta)  # −(1 − e^(−βh))/β
-    p.addcmul_(decay, p).addcmul_(gain, grad)
-    spread = (
-        decay.add_(2).mul_(gain).mul_(alpha).neg_().sqrt_()
-    )  # 1 − e^(−2βh) = −decay (2 + decay)
+    p.addcmul_(decay, p).addcmul_(gain, grad, value=n)
+    if delta != 0:
+        p.addcmul_(gain, theta, value=delta)
+    # α(1 − e^(−2βh))/β, because 1 − e^(−2βh) is −decay (2 + decay)
+    spread = decay.add_(2).mul_(gain).mul_(minus_alpha).sqrt_()
     p.addcmul_(spread, eta, value=math.sqrt(m))  # Eqs. (10) and (11)
 
 
 def steady_momentum_update(
-    p: Tensor, grad: Tensor, eta: Tensor, alpha: Tensor | float, beta: float, *, h: float, m: float
-) -> None:
+    theta: Tensor, p: Tensor, grad: Tensor, eta: Tensor, alpha: Tensor | float, beta: float,
+    *, h: float, m: float, n: float, delta: float,
+) -> None:  # fmt: skip
     """`momentum_update` where all weights have one friction; uses up a tensor `alpha`."""
     decay = math.expm1(-beta * h)
     gain = decay / beta if beta != 0 else -h
-    p.mul_(1 + decay).add_(grad, alpha=gain)
+    p.mul_(1 + decay).add_(grad, alpha=gain * n)
+    if delta != 0:
+        p.add_(theta, alpha=gain * delta)
     variance = -m * gain * (2 + decay)
     if isinstance(alpha, Tensor):
         p.addcmul_(alpha.mul_(variance).sqrt_(), eta)

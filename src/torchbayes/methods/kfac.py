@@ -1,0 +1,59 @@
+"""K-FAC as a method."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from torchbayes.likelihood import Likelihood
+from torchbayes.methods.base import Plan, register
+from torchbayes.methods.vogn import NaturalGradientMethod
+from torchbayes.optim.kfac import KFAC
+
+__all__ = ["KfacMethod"]
+
+
+@register
+class KfacMethod(NaturalGradientMethod):
+    """Kronecker-factored approximate curvature.
+
+    Args:
+        lr: The learning rate α; with momentum β1 the effective rate is α / (1 − β1).
+        beta1: The decay of the momentum.
+        beta2: The weight of each batch's new curvature.
+        prior_precision: The precision δ of the prior N(0, 1/δ) on every weight except norm layers'.
+        damping: γ, added to the curvature.
+        refresh_every: The updates between inversions of the factors.
+        momentum_correction: Where the schedule lowers the rate, lower the momentum with it.
+    """
+
+    name = "kfac"
+    summary = "one network, trained by natural gradients with a Kronecker product per layer"
+    paper = "Martens & Grosse 2015; the baseline of the VOGN paper"
+
+    def __init__(
+        self,
+        model: nn.Module,
+        likelihood: Likelihood,
+        plan: Plan,
+        *,
+        lr: float = 1e-3,
+        beta1: float = 0.9,
+        beta2: float = 0.1,
+        prior_precision: float = 1.0,
+        damping: float = 1e-3,
+        refresh_every: int = 10,
+        momentum_correction: bool = False,
+    ) -> None:
+        super().__init__(model, likelihood, plan)
+        self.set_optimizer(
+            KFAC(
+                model,
+                lr,
+                train_size=plan.train_size,
+                prior_precision=prior_precision,
+                damping=damping,
+                betas=(beta1, beta2),
+                refresh_every=refresh_every,
+                momentum_correction=momentum_correction,
+            )
+        )

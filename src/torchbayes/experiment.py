@@ -62,6 +62,8 @@ class Experiment:
         warmup_epochs: The epochs of a linear rise at the start.
         cycles: The number of cycles of a cyclic schedule.
         low: What a cycle falls to, as a fraction of the rate.
+        power: The exponent of a polynomial schedule.
+        offset: The epochs in which it begins to fall.
         clip_norm: The largest norm that a gradient may have; 0 for no limit.
         amp: bfloat16 or float16 for mixed precision; empty for none.
         accumulate: The pieces in which each update's gradient is computed.
@@ -84,6 +86,8 @@ class Experiment:
     warmup_epochs: float = 0.0
     cycles: int = 1
     low: float = 0.0
+    power: float = 0.55
+    offset: float = 1.0
     clip_norm: float = 0.0
     amp: str = ""
     accumulate: int = 1
@@ -126,7 +130,14 @@ class Experiment:
 
     def _schedule(self) -> Schedule:
         return Schedule(
-            self.schedule, self.milestones, self.gamma, self.warmup_epochs, self.cycles, self.low
+            self.schedule,
+            self.milestones,
+            self.gamma,
+            self.warmup_epochs,
+            self.cycles,
+            self.low,
+            self.power,
+            self.offset,
         )
 
     @property

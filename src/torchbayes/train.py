@@ -306,13 +306,16 @@ class _Training:
             self._finish_gradients(share)
             self.parts = parts
             if not bool(torch.isfinite(total)):
-                self._fail(inputs)
+                where = first_nonfinite_layer(self.method.module, inputs)
+                raise self._failure(f"the loss is not finite, {where}")
             return total
 
         try:
             loss = self.method.step(closure)
         except _SkippedStep:
             return
+        except FloatingPointError as error:  # a sampler that met a non-finite gradient
+            raise self._failure(str(error)) from error
         if self.noise_optimizer is not None:
             self.noise_optimizer.step()
         for name, value in {"loss": loss, **self.parts}.items():
@@ -342,16 +345,15 @@ class _Training:
         if self.clip_norm is not None:
             nn.utils.clip_grad_norm_(parameters, self.clip_norm)
 
-    def _fail(self, inputs: Any) -> None:
+    def _failure(self, where: str) -> TrainingError:
         step = self.epoch * len(self.loader) + self.batch
-        where = first_nonfinite_layer(self.method.module, inputs)
         kept = (
             ""
             if self.folder is None
             else f"; the last good checkpoint is kept in {self.folder.path}"
         )
-        raise TrainingError(
-            f"the loss is not finite at step {step} (epoch {self.epoch + 1}): {where}; try a smaller lr, "
+        return TrainingError(
+            f"training broke down at step {step} (epoch {self.epoch + 1}): {where}; try a smaller lr, "
             f"clip_norm, or look for non-finite values in the data{kept}",
             step=step,
             layer=where,

@@ -26,7 +26,7 @@ __all__ = ["compare", "report"]
 
 _COLUMNS = {
     # key: (title, whether more is better, digits)
-    "accuracy": ("accuracy ↑", True, 4),
+    "accuracy": ("acc. ↑", True, 4),
     "nll": ("NLL ↓", False, 4),
     "ece": ("ECE ↓", False, 4),
     "brier": ("Brier ↓", False, 4),

@@ -28,6 +28,10 @@ def set_matrix(matrix: Tensor, weight: Tensor, bias: Tensor | None) -> None:
         bias.copy_(matrix[:, size])
 
 
+def _plain(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone(memory_format=torch.contiguous_format)
+
+
 class KroneckerGaussian(Posterior):
     """A matrix Gaussian for every layer, W = M + L_G E L_Aᵀ with standard normal E.
 
@@ -65,8 +69,9 @@ class KroneckerGaussian(Posterior):
         model_name: str = "",
     ) -> None:
         self._mean = {name: tensor.detach() for name, tensor in mean.items()}
-        self._outputs = {name: tensor.detach() for name, tensor in outputs.items()}
-        self._inputs = {name: tensor.detach() for name, tensor in inputs.items()}
+        # Copies in torch's own order and alignment: a product's last bit may depend on either.
+        self._outputs = {name: _plain(tensor) for name, tensor in outputs.items()}
+        self._inputs = {name: _plain(tensor) for name, tensor in inputs.items()}
         self._biases = {} if biases is None else dict(biases)
         self._std = {} if std is None else {name: tensor.detach() for name, tensor in std.items()}
         self.model_name = model_name

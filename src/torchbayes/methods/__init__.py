@@ -18,13 +18,18 @@ from torchbayes.methods.bbb import BbbMethod
 from torchbayes.methods.dropout import DropoutMethod
 from torchbayes.methods.ensemble import EnsembleMethod
 from torchbayes.methods.hwa import HwaMethod
+from torchbayes.methods.ivon import IvonMethod
+from torchbayes.methods.kfac import KfacMethod
 from torchbayes.methods.map import MapMethod, MleMethod
+from torchbayes.methods.noisy_kfac import NoisyKfacMethod
+from torchbayes.methods.ogn import OgnMethod
 from torchbayes.methods.psgld import PsgldMethod
 from torchbayes.methods.sghmc import SghmcMethod
 from torchbayes.methods.sgld import SgldMethod
 from torchbayes.methods.sgnht import SgnhtMethod
 from torchbayes.methods.swa import SwaMethod
 from torchbayes.methods.swag import SwagMethod
+from torchbayes.methods.vogn import VognMethod
 
 __all__ = [
     "METHODS",
@@ -33,9 +38,13 @@ __all__ = [
     "DropoutMethod",
     "EnsembleMethod",
     "HwaMethod",
+    "IvonMethod",
+    "KfacMethod",
     "MapMethod",
     "Method",
     "MleMethod",
+    "NoisyKfacMethod",
+    "OgnMethod",
     "Option",
     "Plan",
     "PsgldMethod",
@@ -44,6 +53,7 @@ __all__ = [
     "SgnhtMethod",
     "SwaMethod",
     "SwagMethod",
+    "VognMethod",
     "find_method",
     "method_options",
     "register",

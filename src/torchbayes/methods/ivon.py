@@ -40,13 +40,13 @@ class IvonMethod(NaturalGradientMethod):
         likelihood: Likelihood,
         plan: Plan,
         *,
-        lr: float = 0.1,
+        lr: float = 0.3,
         beta1: float = 0.9,
-        beta2: float = 0.999,
+        beta2: float = 0.9999,
         prior_precision: float = 1.0,
         temperature: float = 1.0,
         mc_samples: int = 1,
-        initial_curvature: float = 0.1,
+        initial_curvature: float = 0.3,
         clip_radius: float = math.inf,
     ) -> None:
         super().__init__(model, likelihood, plan)

@@ -6,7 +6,7 @@ from torch import nn
 
 from torchbayes.likelihood import Likelihood
 from torchbayes.methods.base import Plan, register
-from torchbayes.methods.vogn import NaturalGradientMethod
+from torchbayes.methods.vogn import NaturalGradientMethod, default_damping
 from torchbayes.optim.kfac import KFAC
 
 __all__ = ["KfacMethod"]
@@ -21,7 +21,7 @@ class KfacMethod(NaturalGradientMethod):
         beta1: The decay of the momentum.
         beta2: The weight of each batch's new curvature.
         prior_precision: The precision δ of the prior N(0, 1/δ) on every weight except norm layers'.
-        damping: γ, added to the curvature.
+        damping: γ, added to the curvature; 150 / train_size if not given.
         refresh_every: The updates between inversions of the factors.
         momentum_correction: Where the schedule lowers the rate, lower the momentum with it.
     """
@@ -36,11 +36,11 @@ class KfacMethod(NaturalGradientMethod):
         likelihood: Likelihood,
         plan: Plan,
         *,
-        lr: float = 1e-3,
+        lr: float = 3e-3,
         beta1: float = 0.9,
         beta2: float = 0.1,
         prior_precision: float = 1.0,
-        damping: float = 1e-3,
+        damping: float | None = None,
         refresh_every: int = 10,
         momentum_correction: bool = False,
     ) -> None:
@@ -51,7 +51,7 @@ class KfacMethod(NaturalGradientMethod):
                 lr,
                 train_size=plan.train_size,
                 prior_precision=prior_precision,
-                damping=damping,
+                damping=default_damping(plan, 1.0) if damping is None else damping,
                 betas=(beta1, beta2),
                 refresh_every=refresh_every,
                 momentum_correction=momentum_correction,

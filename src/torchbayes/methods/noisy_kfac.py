@@ -6,7 +6,7 @@ from torch import nn
 
 from torchbayes.likelihood import Likelihood
 from torchbayes.methods.base import Plan, register
-from torchbayes.methods.vogn import NaturalGradientMethod
+from torchbayes.methods.vogn import NaturalGradientMethod, default_damping
 from torchbayes.optim.noisy_kfac import NoisyKFAC
 
 __all__ = ["NoisyKfacMethod"]
@@ -21,7 +21,7 @@ class NoisyKfacMethod(NaturalGradientMethod):
         beta1: The decay of the momentum.
         beta2: The weight of each batch's new curvature.
         prior_precision: The precision δ of the prior N(0, 1/δ) on every weight except norm layers'.
-        damping: γ, added to the curvature.
+        damping: γ, added to the curvature; 150 / (ρ · train_size) if not given.
         temperature: τ; below 1 the posterior is sharper than Bayes' rule has it.
         initial_temperature: τ at the start.
         temperature_epochs: The epochs until τ is `temperature`.
@@ -41,14 +41,14 @@ class NoisyKfacMethod(NaturalGradientMethod):
         likelihood: Likelihood,
         plan: Plan,
         *,
-        lr: float = 1e-3,
+        lr: float = 3e-3,
         beta1: float = 0.9,
         beta2: float = 0.1,
-        prior_precision: float = 10.0,
-        damping: float = 1e-3,
+        prior_precision: float = 1.0,
+        damping: float | None = None,
         temperature: float = 1.0,
         initial_temperature: float = 0.1,
-        temperature_epochs: float = 5.0,
+        temperature_epochs: float = 1.0,
         mc_samples: int = 1,
         refresh_every: int = 10,
         augmentation: float = 1.0,
@@ -65,7 +65,7 @@ class NoisyKfacMethod(NaturalGradientMethod):
                 initial_temperature=initial_temperature,
                 temperature_steps=round(temperature_epochs * plan.steps_per_epoch),
                 mc_samples=mc_samples,
-                damping=damping,
+                damping=default_damping(plan, augmentation) if damping is None else damping,
                 betas=(beta1, beta2),
                 refresh_every=refresh_every,
                 augmentation=augmentation,

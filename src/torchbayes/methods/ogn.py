@@ -6,7 +6,7 @@ from torch import nn
 
 from torchbayes.likelihood import Likelihood
 from torchbayes.methods.base import Plan, register
-from torchbayes.methods.vogn import NaturalGradientMethod
+from torchbayes.methods.vogn import NaturalGradientMethod, default_damping
 from torchbayes.optim.ogn import OGN
 
 __all__ = ["OgnMethod"]
@@ -21,7 +21,7 @@ class OgnMethod(NaturalGradientMethod):
         beta1: The decay of the momentum.
         beta2: The weight of each batch's new curvature.
         prior_precision: The precision δ of the prior N(0, 1/δ) on every weight except norm layers'.
-        damping: γ, added to the curvature.
+        damping: γ, added to the curvature; 150 / (ρ · train_size) if not given.
         augmentation: ρ: how many times more data the augmented training set is worth.
         momentum_correction: Where the schedule lowers the rate, lower the momentum with it.
     """
@@ -36,11 +36,11 @@ class OgnMethod(NaturalGradientMethod):
         likelihood: Likelihood,
         plan: Plan,
         *,
-        lr: float = 1e-3,
+        lr: float = 3e-3,
         beta1: float = 0.9,
         beta2: float = 0.1,
         prior_precision: float = 1.0,
-        damping: float = 1e-3,
+        damping: float | None = None,
         augmentation: float = 1.0,
         momentum_correction: bool = False,
     ) -> None:
@@ -51,7 +51,7 @@ class OgnMethod(NaturalGradientMethod):
                 lr,
                 train_size=plan.train_size,
                 prior_precision=prior_precision,
-                damping=damping,
+                damping=default_damping(plan, augmentation) if damping is None else damping,
                 betas=(beta1, beta2),
                 augmentation=augmentation,
                 momentum_correction=momentum_correction,

@@ -10,7 +10,16 @@ from torchbayes.optim.base import WeightOptimizer
 from torchbayes.optim.vogn import VOGN
 from torchbayes.posterior import Posterior
 
-__all__ = ["NaturalGradientMethod", "VognMethod"]
+__all__ = ["NaturalGradientMethod", "VognMethod", "default_damping"]
+
+
+def default_damping(plan: Plan, augmentation: float) -> float:
+    """A γ that holds the standard deviation of a weight without curvature at about 0.08.
+
+    σ² is at most τ/(Nγ). The VOGN paper's settings have Nγ from 50 (LeNet-5) to 640 (ImageNet); without such
+    a bound a small training set leaves the weights so uncertain that noise is all there is.
+    """
+    return 150.0 / (augmentation * plan.train_size)
 
 
 class NaturalGradientMethod(Method):
@@ -33,7 +42,7 @@ class VognMethod(NaturalGradientMethod):
         beta1: The decay of the momentum.
         beta2: The weight of each batch's new curvature; the paper's runs on CIFAR-10 use 0.999.
         prior_precision: The precision δ of the prior N(0, 1/δ) on every weight except norm layers'.
-        damping: γ, added to the curvature.
+        damping: γ, added to the curvature; 150 / (ρ · train_size) if not given.
         temperature: τ; below 1 the posterior is sharper than Bayes' rule has it.
         initial_temperature: τ at the start.
         temperature_epochs: The epochs until τ is `temperature`.
@@ -53,14 +62,14 @@ class VognMethod(NaturalGradientMethod):
         likelihood: Likelihood,
         plan: Plan,
         *,
-        lr: float = 1e-3,
+        lr: float = 3e-3,
         beta1: float = 0.9,
         beta2: float = 0.1,
-        prior_precision: float = 10.0,
-        damping: float = 1e-3,
+        prior_precision: float = 1.0,
+        damping: float | None = None,
         temperature: float = 1.0,
         initial_temperature: float = 0.1,
-        temperature_epochs: float = 5.0,
+        temperature_epochs: float = 1.0,
         mc_samples: int = 1,
         initial_precision: float | None = None,
         augmentation: float = 1.0,
@@ -77,7 +86,7 @@ class VognMethod(NaturalGradientMethod):
                 initial_temperature=initial_temperature,
                 temperature_steps=round(temperature_epochs * plan.steps_per_epoch),
                 mc_samples=mc_samples,
-                damping=damping,
+                damping=default_damping(plan, augmentation) if damping is None else damping,
                 betas=(beta1, beta2),
                 initial_precision=initial_precision,
                 augmentation=augmentation,

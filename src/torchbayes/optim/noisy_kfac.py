@@ -288,9 +288,10 @@ class NoisyKFAC(VOGN):
         damping = float(delta.mean()) + group["damping"]
         inverses = damped_inverses(state["inputs"], state["outputs"], damping)
         for name, inverse in zip(("input", "output"), inverses, strict=True):
-            state[f"{name}_inverse"] = inverse.to(weight.dtype)
+            state[f"{name}_inverse"] = inverse.to(weight.dtype).contiguous()
             if self.random:
-                state[f"{name}_root"] = torch.linalg.cholesky(inverse).to(weight.dtype)
+                root = torch.linalg.cholesky(inverse)
+                state[f"{name}_root"] = root.to(weight.dtype).contiguous()
 
     def _deltas(self, group: dict[str, Any], pair: list[Tensor]) -> list[Tensor]:
         own = self._own_prior(group, pair, False)

@@ -213,14 +213,19 @@ def _sample(setting: _Setting, parts: list[Part]) -> tuple[list[Tensor], list[Te
     samples: dict[int, Tensor] = {}
     spreads: dict[int, Tensor] = {}
     for slab, part, noise in zip(setting.slabs, parts, noises, strict=True):
-        part.noise = noise
-        sample = torch.addcmul(part.mean, part.std, noise, out=slab.take(pool))
+        sample, spread = slab.take(pool), None
+        if setting.spread is Spread.DEVIATION:
+            part.deviation = spread = noise.mul_(part.std)
+            torch.add(part.mean, spread, out=sample)
+        else:
+            part.noise = noise
+            torch.addcmul(part.mean, part.std, noise, out=sample)
+        if setting.spread is Spread.VARIANCE:
+            spread = torch.mul(part.std, part.std, out=slab.take(pool))
         if setting.term.needs_sample:
             part.sample = sample
         samples |= dict(zip(slab.indices, slab.weights(pool, sample), strict=True))
-        if setting.spread is not Spread.NONE:
-            factor = noise if setting.spread is Spread.DEVIATION else part.std
-            spread = torch.mul(part.std, factor, out=slab.take(pool))
+        if spread is not None:
             spreads |= dict(zip(slab.indices, slab.shaped(spread), strict=True))
     # Not as views: autograd treats a view as changed whenever anything in its buffer has been.
     order = range(len(setting.names))
@@ -320,7 +325,7 @@ def _gradients(
     if to_noise is None:
         to_std.zero_()
     else:
-        torch.mul(to_noise, part.noise, out=to_std)  # type: ignore[arg-type]
+        part.times_noise(to_noise, to_std)
     if setting.spread is Spread.VARIANCE and to_spread is not None:
         to_std.addcmul_(to_spread, part.std, value=2)
     to_mean = _sum(to_sample, to_mean)

@@ -39,8 +39,9 @@ class Part:
         mean: μ.
         std: σ = softplus(ρ).
         slope: dσ/dρ, the logistic function of ρ.
-        noise: ε; None if there is no draw.
+        noise: ε; None if there is no draw, or if its deviation is kept instead.
         sample: w = μ + σε; None if there is no draw or if the KL term has no use for it.
+        deviation: σε; only where an estimator needs it, and then instead of ε.
     """
 
     mean: Tensor
@@ -48,10 +49,19 @@ class Part:
     slope: Tensor
     noise: Tensor | None = None
     sample: Tensor | None = None
+    deviation: Tensor | None = None
+
+    def times_noise(self, factor: Tensor, out: Tensor) -> Tensor:
+        """`factor` · ε."""
+        if self.noise is not None:
+            return torch.mul(factor, self.noise, out=out)
+        assert self.deviation is not None
+        torch.mul(factor, self.deviation, out=out)
+        return out.div_(self.std)
 
     def tensors(self) -> tuple[Tensor | None, ...]:
         """The fields, in order."""
-        return self.mean, self.std, self.slope, self.noise, self.sample
+        return self.mean, self.std, self.slope, self.noise, self.sample, self.deviation
 
 
 def _sum(flat: Tensor) -> Tensor:
@@ -61,7 +71,10 @@ def _sum(flat: Tensor) -> Tensor:
 
 def _sum_of_squares(flat: Tensor) -> Tensor:
     wide = flat.float() if flat.dtype.itemsize < 4 else flat
-    return torch.dot(wide, wide).double()
+    rows = 256  # on all threads, and without rounding errors that grow with the number of weights
+    whole = len(wide) // rows * rows
+    norms = torch.linalg.vector_norm(wide[:whole].view(rows, -1), dim=1)
+    return norms.double().square().sum() + wide[whole:].double().square().sum()
 
 
 def _log_sum(pool: Pool, std: Tensor) -> Tensor:
@@ -103,9 +116,12 @@ class KLTerm:
 
     def value(self, pool: Pool, slab: Slab, names: list[str], part: Part) -> Tensor:
         """The slab's share of the term, a number in double precision."""
-        assert part.noise is not None
+        one = torch.ones((), dtype=slab.dtype, device=slab.device)
+        noise = part.noise
+        if noise is None:
+            noise = part.times_noise(one, slab.take(pool))
         normaliser = 0.5 * math.log(2 * math.pi) * slab.count
-        return -0.5 * _sum_of_squares(part.noise) - _log_sum(pool, part.std) - normaliser
+        return -0.5 * _sum_of_squares(noise) - _log_sum(pool, part.std) - normaliser
 
     def to_sample(self, pool: Pool, part: Part, scale: float, grad: Tensor | None) -> Tensor | None:
         """`grad`, the gradient of the drawn weights, with the term's own added, times `scale`."""

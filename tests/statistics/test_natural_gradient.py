@@ -1,9 +1,9 @@
 """Conjugate linear regression: the exact mean, and the variance that each family allows.
 
 VOGN's and K-FAC's curvature is that of squared gradients, r²x²/σ⁴ with residual r, which is the Hessian
-x²/σ² where r² = σ². So the problem has every input twice, with residuals +σ and −σ: then the squares are right at the
-least-squares solution, and elsewhere in the posterior up to a share of about (number of weights)/N.
-IVON needs nothing of the kind.
+x²/σ² where r² = σ². So the problem has every input twice, with residuals +σ and −σ: then the squares are
+right at the least-squares solution, and elsewhere in the posterior up to a share of about (number of
+weights)/N. IVON needs nothing of the kind.
 
 Several outputs are as many independent regressions: their average has a smaller Monte-Carlo error.
 """

@@ -89,6 +89,11 @@ class Capture(TorchFunctionMode):
         factors: Mapping[str, str | None] | None = None,
     ) -> None:
         super().__init__()
+        if isinstance(model, torch.jit.ScriptModule):
+            raise ValueError(
+                f"{type(model).__name__} is a scripted module, into which torchbayes cannot see: pass the "
+                "plain module"
+            )
         self.model = model
         self.names = {id(p): name for name, p in parameters.items()}
         self._weights = {id(p): p for p in parameters.values()}
@@ -115,7 +120,7 @@ class Capture(TorchFunctionMode):
         self._pending: dict[int, int] = {}
         self._deferred: list[Record] = []
         self._derived: dict[int, Derived] = {}
-        self._spread: dict[int, Tensor] = {}
+        self._spread: dict[int, tuple[Tensor, Tensor]] = {}
         self._buffers: dict[int, Tensor] = {}
         self._constants: dict[int, Tensor] = {}
         for sums in self.factors.values():
@@ -148,10 +153,10 @@ class Capture(TorchFunctionMode):
                 )
 
     def _saw_inputs(self, _module: nn.Module, args: Any, kwargs: Any) -> None:
-        for leaf in tree_leaves((args, kwargs)):
-            if isinstance(leaf, Tensor) and leaf.dim() > 0:
-                self._batch = leaf.shape[0]
-                return
+        leaves = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        for leaf in leaves:
+            self._constants.pop(id(leaf), None)  # also if it was made inside the block
+        self._batch = next((t.shape[0] for t in leaves if t.dim() > 0), None)
 
     # Results.
 
@@ -173,7 +178,7 @@ class Capture(TorchFunctionMode):
             return None
         if key in self._spread:
             raise ValueError(
-                f"{self.describe(self._spread[key])} was expanded to the number of examples and then used as "
+                f"{self.describe(self._spread[key][1])} was expanded to the number of examples and then used as "
                 "the weight of a layer: torchbayes cannot tell rows from examples, so expand it to another "
                 "size or choose another batch size"
             )
@@ -300,7 +305,7 @@ class Capture(TorchFunctionMode):
         examples = self._batch if self.sequence_batch is None else self.sequence_batch
         if broadcasts_examples(func, targets[0], found[0], dimension, examples):
             record_broadcast(self, targets[0], found[0], dimension)
-            self._spread[id(found[0])] = found[0]
+            self._spread[id(found[0])] = (found[0], targets[0])
             return outputs
         for root in {id(r): r for t in targets for r in self._roots(t)}.values():
             self._seen.add(id(root))

@@ -86,7 +86,7 @@ def recurrent(
     capture: Capture, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """The rule for `nn.LSTM`, `nn.GRU` and `nn.RNN`."""
-    if not isinstance(args[2], (list, tuple)):
+    if isinstance(args[3], (list, tuple)):  # (data, batch_sizes, hx, weights, …)
         weight = next(t for t in args[3] if capture.target(t) is not None)
         raise ValueError(
             f"{capture.describe(weight)} is used on a packed sequence, whose examples torchbayes cannot tell "

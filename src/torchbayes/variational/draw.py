@@ -8,9 +8,9 @@
 
 (C. Blundell et al., Weight Uncertainty in Neural Networks, ICML 2015, section 3.2.)
 
-All weights are one node of the graph. Its last output is a zero, the token; adding the KL term's value
-to it gives a number whose gradient arrives in the draw's own backward pass, where μ, σ and ε are at hand
-and the KL term's gradients cost next to nothing.
+Each slab of weights is one node of the graph. Its last output is a zero, the token; adding the KL term's
+value to it gives a number whose gradient arrives in the draw's own backward pass, where μ, σ and ε are at
+hand and the KL term's gradients cost next to nothing.
 """
 
 from __future__ import annotations
@@ -82,6 +82,8 @@ def softplus(rho: Tensor, out: Tensor, slope: Tensor, scratch: Tensor) -> None:
 
 
 def _between(tensor: Tensor, low: float, high: float) -> bool:
+    if not tensor.numel():
+        return True
     least, most = tensor.aminmax()
     return float(least) >= low and float(most) <= high
 
@@ -102,31 +104,86 @@ def _first(tensor: Tensor) -> float:
 
 
 @dataclass
-class _Setting:
-    """What the draw and its gradient have in common.
+class _Slot:
+    """What the draw of a slab and its gradient have in common.
 
     It must not refer to the draw's outputs: a cycle through the graph would keep their memory in use.
     """
 
     pool: Pool
+    slab: Slab
     names: list[str]
-    slabs: list[Slab]
     term: KLTerm
     spread: Spread
-    noise: bool
-    generator: torch.Generator | None
-    parts: list[Part] | None = None
+    noise: Tensor | None
+    part: Part | None = None
     spent: bool = False
 
-    def measure(self, means: Sequence[Tensor], rhos: Sequence[Tensor]) -> list[Part]:
-        """Work out μ and σ of every slab, flat."""
-        parts = []
-        for slab in self.slabs:
-            mean, rho = slab.flat(self.pool, means), slab.flat(self.pool, rhos)
-            part = Part(mean, slab.take(self.pool), slab.take(self.pool))
-            softplus(rho, part.std, part.slope, slab.take(self.pool))
-            parts.append(part)
-        return parts
+    def measure(self, parameters: Sequence[Tensor]) -> Part:
+        """Work out μ and σ, flat."""
+        count = len(self.names)
+        mean = self.slab.flat(self.pool, parameters[:count])
+        rho = self.slab.flat(self.pool, parameters[count:])
+        part = Part(mean, *(self.slab.take(self.pool) for _ in range(2)))
+        softplus(rho, part.std, part.slope, self.slab.take(self.pool))
+        return part
+
+    def sample(self, part: Part) -> tuple[list[Tensor], list[Tensor]]:
+        """Draw; the samples of the slab's weights, and their spreads if the estimator needs them."""
+        assert self.noise is not None
+        sample, spread = self.slab.take(self.pool), None
+        if self.spread is Spread.DEVIATION:
+            part.deviation = spread = self.noise.mul_(part.std)
+            torch.add(part.mean, spread, out=sample)
+        else:
+            part.noise = self.noise
+            torch.addcmul(part.mean, part.std, self.noise, out=sample)
+        if self.spread is Spread.VARIANCE:
+            spread = torch.mul(part.std, part.std, out=self.slab.take(self.pool))
+        if self.term.needs_sample:
+            part.sample = sample
+        self.noise = None  # from here on it is the part's
+        spreads = [] if spread is None else self.slab.shaped(spread)
+        # Not as views: autograd takes a view for changed whenever anything in its buffer has been.
+        samples = [weight.detach() for weight in self.slab.weights(self.pool, sample)]
+        return samples, [weight.detach() for weight in spreads]
+
+    def gradients(
+        self,
+        part: Part,
+        scale: float,
+        samples: Sequence[Tensor | None],
+        means: Sequence[Tensor | None],
+        spreads: Sequence[Tensor | None],
+    ) -> tuple[Tensor | None, Tensor]:
+        """The gradients of μ and ρ from those of the samples, means, spreads and the KL term."""
+        pool, slab, term = self.pool, self.slab, self.term
+        to_sample, to_mean, to_spread = (
+            slab.flat_gradient(pool, given) for given in (samples, means, spreads)
+        )
+        if scale:
+            to_sample = term.to_sample(pool, part, scale, to_sample)
+        to_deviation = to_sample
+        if self.spread is Spread.DEVIATION:
+            to_deviation = _sum(to_sample, to_spread)
+        to_std = slab.take(pool)
+        if to_deviation is None:
+            to_std.zero_()
+        else:
+            part.times_noise(to_deviation, to_std)
+        if self.spread is Spread.VARIANCE and to_spread is not None:
+            to_std.addcmul_(to_spread, part.std, value=2)
+        to_mean = _sum(to_sample, to_mean)
+        if scale:
+            term.to_std(pool, slab, self.names, part, scale, to_std)
+            to_mean = term.to_mean(pool, slab, self.names, part, scale, to_mean)
+        return to_mean, to_std.mul_(part.slope)
+
+
+def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return one + other
 
 
 class Draw:
@@ -134,10 +191,10 @@ class Draw:
 
     Args:
         pool: Where large tensors come from.
-        slabs: The weights' μ in slabs.
+        slabs: The weights in slabs.
         names: The weights' names.
         means: Their μ.
-        rhos: Their ρ, each laid out in memory like its μ.
+        rhos: Their ρ.
         prior: What the KL term is about.
         spread: What the estimator needs.
         noise: Whether to draw.
@@ -161,181 +218,125 @@ class Draw:
         noise: bool = True,
         generator: torch.Generator | None = None,
     ) -> None:
-        self.prior, term = prior, kl_term(prior)
-        self._setting = _Setting(pool, names, slabs, term, spread, noise, generator)
+        self.prior, self._term = prior, kl_term(prior)
         self._parameters = [*means, *rhos]
         self._seen = self._look()
-        outputs: tuple[Tensor, ...] = _DrawFunction.apply(  # type: ignore[no-untyped-call]
-            self._setting, *self._parameters
-        )
-        *samples, self._token = outputs
-        rows = [samples[i :: len(names)] for i in range(len(names))]
-        self.drawn = [Drawn(name, *row) for name, row in zip(names, rows, strict=True) if noise]
+        noises = [slab.take(pool) if noise else None for slab in slabs]
+        normals_([tensor for tensor in noises if tensor is not None], generator)
+        self._slots: list[_Slot] = []
+        self._tokens: list[Tensor] = []
+        drawn: dict[int, Drawn] = {}
+        for slab, epsilon in zip(slabs, noises, strict=True):
+            own = [names[i] for i in slab.indices]
+            slot = _Slot(pool, slab, own, self._term, spread, epsilon)
+            *outputs, token = _DrawFunction.apply(  # type: ignore[no-untyped-call]
+                slot, *(means[i] for i in slab.indices), *(rhos[i] for i in slab.indices)
+            )
+            self._slots.append(slot)
+            self._tokens.append(token)
+            if noise:
+                rows = [outputs[i :: len(own)] for i in range(len(own))]
+                drawn |= {
+                    i: Drawn(name, *row)
+                    for i, name, row in zip(slab.indices, own, rows, strict=True)
+                }
+        self.drawn = [drawn[i] for i in sorted(drawn)]
 
     def _look(self) -> tuple[list[int], list[float]]:
         # torch's fused optimisers do not count up a tensor's version: look at some values, too.
-        both = self._parameters
-        ends = [both[0], both[-1]]
-        return [tensor._version for tensor in both], [_first(tensor) for tensor in ends]
+        ends = [self._parameters[0], self._parameters[-1]]
+        return [tensor._version for tensor in self._parameters], [_first(tensor) for tensor in ends]
 
     def current(self) -> bool:
         """Whether a KL term added to this draw is one of the parameters as they are now."""
-        if self._setting.spent or (torch.is_grad_enabled() and not self._token.requires_grad):
+        if any(slot.spent for slot in self._slots):
+            return False
+        if torch.is_grad_enabled() and not all(token.requires_grad for token in self._tokens):
             return False
         return self._look() == self._seen
 
     def release(self) -> None:
         """Let go of the drawn weights, whose memory then serves their gradients, unless `kl` needs them."""
-        if self._setting.term.complete:
+        if self._term.complete:
             self.drawn = []
 
     def kl(self) -> Tensor:
         """The KL term, differentiable by way of this draw."""
-        setting = self._setting
-        assert setting.parts is not None
-        with torch.no_grad(), _without_autocast(self._token.device.type):
-            values = [
-                setting.term.value(setting.pool, slab, setting.names, part).to(self._token.device)
-                for slab, part in zip(setting.slabs, setting.parts, strict=True)
-            ]
-            value = torch.stack(values).sum().to(self._token.dtype)
-        if setting.term.complete:
-            return self._token + value
+        device = self._tokens[0].device
+        total = torch.stack([token.to(device) for token in self._tokens]).sum()
+        values = []
+        with torch.no_grad(), _without_autocast(device.type):
+            for slot in self._slots:
+                assert slot.part is not None
+                value = self._term.value(slot.pool, slot.slab, slot.names, slot.part)
+                values.append(value.to(device))
+            total_value = torch.stack(values).sum()
+        if self._term.complete:
+            return total + total_value.to(total.dtype)
         log_prior = self.prior.log_prob({weight.name: weight.sample for weight in self.drawn})
-        return self._token + value - log_prior.to(value)
-
-
-def _sample(setting: _Setting, parts: list[Part]) -> tuple[list[Tensor], list[Tensor]]:
-    """Draw every slab's noise; the samples and spreads of all weights, in the weights' order."""
-    pool = setting.pool
-    noises = [slab.take(pool) for slab in setting.slabs]
-    normals_(noises, setting.generator)
-    samples: dict[int, Tensor] = {}
-    spreads: dict[int, Tensor] = {}
-    for slab, part, noise in zip(setting.slabs, parts, noises, strict=True):
-        sample, spread = slab.take(pool), None
-        if setting.spread is Spread.DEVIATION:
-            part.deviation = spread = noise.mul_(part.std)
-            torch.add(part.mean, spread, out=sample)
-        else:
-            part.noise = noise
-            torch.addcmul(part.mean, part.std, noise, out=sample)
-        if setting.spread is Spread.VARIANCE:
-            spread = torch.mul(part.std, part.std, out=slab.take(pool))
-        if setting.term.needs_sample:
-            part.sample = sample
-        samples |= dict(zip(slab.indices, slab.weights(pool, sample), strict=True))
-        if spread is not None:
-            spreads |= dict(zip(slab.indices, slab.shaped(spread), strict=True))
-    # Not as views: autograd treats a view as changed whenever anything in its buffer has been.
-    order = range(len(setting.names))
-    return [samples[i].detach() for i in order], [spreads[i].detach() for i in order if spreads]
+        return total + (total_value - log_prior).to(total.dtype)
 
 
 class _DrawFunction(torch.autograd.Function):
-    """From all μ and ρ to all samples, all means and spreads if asked for, and the token."""
+    """From a slab's μ and ρ to its samples, its means and spreads if asked for, and the token."""
 
     @staticmethod
-    def forward(ctx: Any, setting: _Setting, *parameters: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, slot: _Slot, *parameters: Tensor) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
-        count = len(setting.names)
-        means, rhos = parameters[:count], parameters[count:]
-        wide = torch.promote_types(means[0].dtype, torch.float32)
-        token = torch.zeros((), dtype=wide, device=means[0].device)
-        with _without_autocast(token.device.type):
-            parts = setting.measure(means, rhos)
-            samples, spreads = _sample(setting, parts) if setting.noise else ([], [])
+        slab, means = slot.slab, parameters[: len(slot.names)]
+        wide = torch.promote_types(slab.dtype, torch.float32)
+        token = torch.zeros((), dtype=wide, device=slab.device)
+        with _without_autocast(slab.device.type):
+            part = slot.measure(parameters)
+            samples, spreads = ([], []) if slot.noise is None else slot.sample(part)
         # Held as well as saved. Autograd lets go of what is saved when the graph has been used, `backward`
         # of what is held, so that buffers are free in time for the next draw; and the KL term and the
         # likelihood can be differentiated one after the other.
-        setting.parts = ctx.parts = parts
-        ctx.setting, ctx.parameters = setting, parameters
-        ctx.save_for_backward(*(tensor for part in parts for tensor in part.tensors()))
+        slot.part = ctx.part = part
+        ctx.slot, ctx.parameters = slot, parameters
+        ctx.save_for_backward(*part.tensors())
         aliases = [mean.detach() for mean in means] if spreads else []
         return (*samples, *aliases, *spreads, token)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        setting: _Setting = ctx.setting
-        count = len(setting.names)
+        slot: _Slot = ctx.slot
+        count = len(slot.names)
         padded = [*grads[:-1], *[None] * (3 * count)]
         samples, means, spreads = (padded[i * count : (i + 1) * count] for i in range(3))
         drawn = any(grad is not None for grad in grads[:-1])
-        parts: list[Part] | None = ctx.parts
-        if parts is None and setting.term.closed and not drawn:
-            parts = setting.measure(ctx.parameters[:count], ctx.parameters[count:])
-        elif parts is None:
-            saved, fields = ctx.saved_tensors, len(Part.__dataclass_fields__)
-            parts = [Part(*saved[i : i + fields]) for i in range(0, len(saved), fields)]
+        part: Part | None = ctx.part
+        if part is None and slot.term.closed and not drawn:
+            part = slot.measure(ctx.parameters)
+        elif part is None:
+            part = Part(*ctx.saved_tensors)
         if drawn:
-            ctx.parts = setting.parts = None
-            setting.spent = True
+            ctx.part = slot.part = None
+            slot.spent = True
         scale = 0.0 if grads[-1] is None else float(grads[-1])
-        wanted = ctx.needs_input_grad[1:]
-        result: list[Tensor | None] = [None] * (2 * count)
-        for slab, part in zip(setting.slabs, parts, strict=True):
-            flats = _gradients(setting, slab, part, scale, samples, means, spreads)
-            for place, flat in zip((0, count), flats, strict=True):
-                if flat is not None:
-                    for index, grad in zip(slab.indices, slab.shaped(flat), strict=True):
-                        result[place + index] = grad if wanted[place + index] else None
+        flats = slot.gradients(part, scale, samples, means, spreads)
+        result: list[Tensor | None] = []
+        for flat in flats:
+            result.extend([None] * count if flat is None else slot.slab.shaped(flat))
         if scale == 0:
             _pass_on(result, samples, means, spreads)
-        return (None, *result)
+        wanted = zip(result, ctx.needs_input_grad[1:], strict=True)
+        return (None, *(grad if needed else None for grad, needed in wanted))
 
 
 def _pass_on(
     result: list[Tensor | None],
-    samples: list[Tensor | None],
-    means: list[Tensor | None],
-    spreads: list[Tensor | None],
+    samples: Sequence[Tensor | None],
+    means: Sequence[Tensor | None],
+    spreads: Sequence[Tensor | None],
 ) -> None:
     """Without a KL term, give weights that were not used no gradient, and μ just the one that arrived.
 
     It has to be the very tensor: where two weights share one, autograd makes copies.
     """
     for index, (sample, mean, spread) in enumerate(zip(samples, means, spreads, strict=True)):
-        if result[index] is not None and (sample is None or mean is None):
+        if sample is None or mean is None:
             result[index] = mean if sample is None else sample
         if sample is None and mean is None and spread is None:
             result[len(samples) + index] = None
-
-
-def _gradients(
-    setting: _Setting,
-    slab: Slab,
-    part: Part,
-    scale: float,
-    samples: list[Tensor | None],
-    means: list[Tensor | None],
-    spreads: list[Tensor | None],
-) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients of a slab's μ and ρ from those of its samples, means, spreads and KL term."""
-    pool, term = setting.pool, setting.term
-    to_sample = slab.flat_gradient(pool, samples)
-    to_mean = slab.flat_gradient(pool, means)
-    to_spread = slab.flat_gradient(pool, spreads)
-    if scale:
-        to_sample = term.to_sample(pool, part, scale, to_sample)
-    to_noise = to_sample
-    if setting.spread is Spread.DEVIATION:
-        to_noise = _sum(to_sample, to_spread)
-    to_std = slab.take(pool)
-    if to_noise is None:
-        to_std.zero_()
-    else:
-        part.times_noise(to_noise, to_std)
-    if setting.spread is Spread.VARIANCE and to_spread is not None:
-        to_std.addcmul_(to_spread, part.std, value=2)
-    to_mean = _sum(to_sample, to_mean)
-    if scale:
-        term.to_std(pool, slab, setting.names, part, scale, to_std)
-        to_mean = term.to_mean(pool, slab, setting.names, part, scale, to_mean)
-    return to_mean, to_std.mul_(part.slope)
-
-
-def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | None:
-    if one is None or other is None:
-        return other if one is None else one
-    return one + other

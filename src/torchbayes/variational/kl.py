@@ -56,8 +56,7 @@ class Part:
         if self.noise is not None:
             return torch.mul(factor, self.noise, out=out)
         assert self.deviation is not None
-        torch.mul(factor, self.deviation, out=out)
-        return out.div_(self.std)
+        return torch.mul(factor, self.deviation, out=out).div_(self.std)
 
     def tensors(self) -> tuple[Tensor | None, ...]:
         """The fields, in order."""
@@ -74,7 +73,8 @@ def _sum_of_squares(flat: Tensor) -> Tensor:
     rows = 256  # on all threads, and without rounding errors that grow with the number of weights
     whole = len(wide) // rows * rows
     norms = torch.linalg.vector_norm(wide[:whole].view(rows, -1), dim=1)
-    return norms.double().square().sum() + wide[whole:].double().square().sum()
+    rest: Tensor = wide[whole:].double().square().sum()
+    return torch.add(rest, norms.double().square().sum())
 
 
 def _log_sum(pool: Pool, std: Tensor) -> Tensor:
@@ -164,11 +164,11 @@ class GaussianKL(KLTerm):
         mean, precision = self._prior.mean, self._prior.precision
         if not isinstance(mean, dict) and not isinstance(precision, dict):
             return None
-        means: dict[int, Tensor] = {}
-        precisions: dict[int, Tensor] = {}
-        for index, weight in zip(slab.indices, slab.members, strict=True):
-            m, delta = self._prior.moments(names[index], weight.detach())
-            means[index], precisions[index] = m.expand_as(weight), delta.expand_as(weight)
+        means, precisions = [], []
+        for name, weight in zip(names, slab.members, strict=True):
+            m, delta = self._prior.moments(name, weight.detach())
+            means.append(m.expand_as(weight))
+            precisions.append(delta.expand_as(weight))
         return slab.flat(pool, means), slab.flat(pool, precisions)
 
     def value(self, pool: Pool, slab: Slab, names: list[str], part: Part) -> Tensor:

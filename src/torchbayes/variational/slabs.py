@@ -6,7 +6,7 @@ Packing a large network would cost more in copying than it saves in calls, so a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -46,22 +46,21 @@ class Slab:
         """A buffer for one number per weight."""
         return pool.take(self.count, self.dtype, self.device)
 
-    def flat(self, pool: Pool, tensors: Sequence[Tensor] | Mapping[int, Tensor]) -> Tensor:
-        """The slab's tensors out of a list for all weights, as one flat tensor."""
+    def flat(self, pool: Pool, tensors: Sequence[Tensor]) -> Tensor:
+        """One tensor for each of the slab's weights as one flat tensor."""
         if self._plain:
-            return tensors[self.indices[0]].reshape(-1)
-        return torch.cat([tensors[i].reshape(-1) for i in self.indices], out=self.take(pool))
+            return tensors[0].reshape(-1)
+        return torch.cat([tensor.reshape(-1) for tensor in tensors], out=self.take(pool))
 
     def flat_gradient(self, pool: Pool, gradients: Sequence[Tensor | None]) -> Tensor | None:
         """Like `flat`, where a missing gradient counts as 0; None if all are missing."""
-        given = [gradients[i] for i in self.indices]
-        if all(gradient is None for gradient in given):
+        if all(gradient is None for gradient in gradients):
             return None
         nothing = torch.zeros((), dtype=self.dtype, device=self.device)
-        filled = {
-            i: nothing.expand(shape) if gradient is None else gradient
-            for i, gradient, shape in zip(self.indices, given, self._shapes, strict=True)
-        }
+        filled = [
+            nothing.expand(shape) if gradient is None else gradient
+            for gradient, shape in zip(gradients, self._shapes, strict=True)
+        ]
         return self.flat(pool, filled)
 
     def shaped(self, flat: Tensor) -> list[Tensor]:

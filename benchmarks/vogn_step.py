@@ -10,14 +10,14 @@ its own.
 from __future__ import annotations
 
 import argparse
-import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from timing import interleaved, ratios, show
 from torch import Tensor, nn
 
 from torchbayes.models import lenet5, mlp, resnet18, resnet20
@@ -59,23 +59,11 @@ def step_of(network: str, optimizer_name: str) -> Callable[[], None]:
     return lambda: optimizer.step(closure)
 
 
-def measure(network: str, rounds: int, names: list[str]) -> dict[str, float]:
-    """The median time of a step of each, in turns."""
-    steps = {name: step_of(network, name) for name in names}
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for count in range(rounds + 2):
-        for name, step in steps.items():
-            start = time.perf_counter()
-            step()
-            if count >= 2:
-                times[name].append(time.perf_counter() - start)
-    return {name: statistics.median(values) for name, values in times.items()}
-
-
 def peak_memory(network: str, name: str) -> float:
     """The peak resident size in MB of a process that takes three steps, less that of importing torch."""
     code = (
         "import resource, runpy, sys\n"
+        f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
         f"space = runpy.run_path({__file__!r})\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         f"step = space['step_of']({network!r}, {name!r})\n"
@@ -95,19 +83,19 @@ def main() -> None:
     parser.add_argument("--memory", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    names = ["Adam", *(n for n in (arguments.optimizer or OPTIMIZERS) if n != "Adam")]
-    for network in arguments.network or NETWORKS:
-        medians = measure(network, arguments.rounds, names)
+    chosen = OPTIMIZERS if arguments.optimizer is None else arguments.optimizer
+    names = ["Adam", *(name for name in chosen if name != "Adam")]
+    for network in NETWORKS if arguments.network is None else arguments.network:
+        jobs = {name: step_of(network, name) for name in names}
+        table = ratios(interleaved(jobs, rounds=arguments.rounds), to="Adam")
         for name in names[1:]:
-            ratio = medians[name] / medians["Adam"]
             target = TARGETS.get(name, {}).get(network)
-            goal = "" if target is None else f"  (target {target})"
-            memory = ""
+            label = name if target is None else f"{name} (target {target})"
             if arguments.memory:
-                memory = (
-                    f", memory {peak_memory(network, name) / peak_memory(network, 'Adam'):.2f} ×"
-                )
-            print(f"{network:9} {name:5} {ratio:.2f} × Adam{goal}{memory}", flush=True)
+                share = peak_memory(network, name) / peak_memory(network, "Adam")
+                label += f", memory {share:.2f} ×"
+            table[label] = table.pop(name)
+        show(f"{network}: one step relative to fused Adam", table)
 
 
 if __name__ == "__main__":

@@ -113,6 +113,7 @@ def test_lstm() -> None:
     assert_same(captured(net, x, y), loop(net, x, y))
 
 
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")  # its own
 def test_backpack_agrees() -> None:
     backpack = pytest.importorskip("backpack")
     from backpack.extensions import SumGradSquared

@@ -21,7 +21,7 @@ from torchbayes.optim.vogn import VOGN
 
 from .targets import LinearRegression
 
-N, SIGMA = 1000, 0.5
+N, SIGMA = 400, 0.5
 
 
 def problem(prior_precision: float, weight: float = 1.0, seed: int = 0) -> LinearRegression:
@@ -67,55 +67,64 @@ def exact(target: LinearRegression, tau: float) -> tuple[np.ndarray, np.ndarray]
 @pytest.mark.parametrize("tau", [1.0, 0.25])
 @pytest.mark.parametrize("method", ["vogn", "ivon"])
 def test_diagonal_methods_reach_the_best_diagonal_gaussian(method: str, tau: float) -> None:
-    """The mean is exact; the precision is the diagonal of the exact one, N h/τ + δ."""
-    # A prior as strong as a quarter of the data. With true weights 0 the residuals stay ±σ under it.
-    weight = 0.0 if method == "vogn" else 1.0
-    target = problem(prior_precision=1000.0, weight=weight)
+    """The precision is the diagonal of the exact one, N h/τ + δ, under a prior as strong as the data.
+
+    The true weights are 0, so that under such a prior the residuals stay ±σ (for VOGN) and the gradient at
+    the mean stays 0 (for IVON, whose estimate of the curvature is noisier by that gradient's size).
+    """
+    delta = 4.0 * N
+    target = problem(prior_precision=delta, weight=0.0)
     net = network(outputs=64)
     common = {
-        "train_size": N, "prior_precision": 1000.0, "temperature": tau,
+        "train_size": N, "prior_precision": delta, "temperature": tau,
         "generator": torch.Generator().manual_seed(0),
     }  # fmt: skip
     if method == "vogn":
-        optimizer: VOGN | IVON = VOGN(net, 0.02, betas=(0.9, 0.01), damping=0.0, **common)
+        optimizer: VOGN | IVON = VOGN(net, 0.02, betas=(0.9, 0.02), damping=0.0, **common)
     else:
-        optimizer = IVON(net, 0.1, betas=(0.9, 0.998), initial_curvature=4.0, **common)
-    mean = train(optimizer, net, target, 2500)
+        optimizer = IVON(net, 0.1, betas=(0.9, 0.995), initial_curvature=4.0, **common)
+    mean = train(optimizer, net, target, 500 if method == "vogn" else 1500)
     exact_mean, precision = exact(target, tau)
     expected = 1 / np.sqrt(np.diag(precision))
-    # The trajectory's average over 1,250 steps and 64 outputs is far inside a tenth of a standard deviation.
+    # The average of 64 outputs over the second half is far inside a tenth of a standard deviation.
     np.testing.assert_allclose(mean.mean(0), exact_mean, atol=0.1 * expected.min())
     found = optimizer.posterior().std()["weight"].numpy()
-    # A precision of one weight has a Monte-Carlo error of some 7 % (IVON), the mean of 64 about 1 %.
+    # IVON: Var ĥ is about 3h², so h has a Monte-Carlo error of √(3·0.005/2) = 9 % per weight, 1 % over 64,
+    # and a bias of ½·0.005·3 = 1 %. VOGN: a bias of 3/N = 1 %.
     np.testing.assert_allclose((found**2).mean(0), expected**2, rtol=0.04)
 
 
-def test_vogn_finds_the_mean_of_a_problem_with_signal() -> None:
-    target = problem(prior_precision=5.0)
+@pytest.mark.parametrize("method", ["vogn", "ivon"])
+def test_diagonal_methods_find_the_mean_of_a_problem_with_signal(method: str) -> None:
+    target = problem(prior_precision=2.0)
     net = network(outputs=1)
-    optimizer = VOGN(
-        net, 0.02, train_size=N, prior_precision=5.0, betas=(0.9, 0.02), damping=0.0,
-        generator=torch.Generator().manual_seed(0),
-    )  # fmt: skip
-    mean = train(optimizer, net, target, 2000)
+    common = {
+        "train_size": N, "prior_precision": 2.0, "generator": torch.Generator().manual_seed(0)
+    }  # fmt: skip
+    if method == "vogn":
+        optimizer: VOGN | IVON = VOGN(net, 0.02, betas=(0.9, 0.02), damping=0.0, **common)
+    else:
+        optimizer = IVON(net, 0.1, betas=(0.9, 0.999), initial_curvature=4.0, **common)
+    mean = train(optimizer, net, target, 1200)
     exact_mean, precision = exact(target, 1.0)
     spread = 1 / np.sqrt(np.diag(precision))
     np.testing.assert_allclose(mean[0], exact_mean, atol=0.2 * spread.min())
-    found = optimizer.posterior().std()["weight"].numpy()[0]
-    np.testing.assert_allclose(found, spread, rtol=0.03)
+    if method == "vogn":
+        found = optimizer.posterior().std()["weight"].numpy()[0]
+        np.testing.assert_allclose(found, spread, rtol=0.04)
 
 
 @pytest.mark.parametrize("tau", [1.0, 0.25])
 def test_noisy_kfac_reaches_the_full_posterior(tau: float) -> None:
     """With one output G is a number, and A ⊗ G is the exact Hessian, correlations and all."""
-    delta = 1e-3  # the split damping √(A + πλ)… adds O(√λ) to the curvature: keep λ = τδ/N small
+    delta = 4e-4  # splitting the damping λ = τδ/N adds O(√λ) to the curvature: keep it small
     target = problem(prior_precision=delta)
     net = network(outputs=1)
     optimizer = NoisyKFAC(
-        net, 0.05, train_size=N, prior_precision=delta, temperature=tau, betas=(0.9, 0.01),
+        net, 0.05, train_size=N, prior_precision=delta, temperature=tau, betas=(0.9, 0.02),
         damping=0.0, generator=torch.Generator().manual_seed(0),
     )  # fmt: skip
-    mean = train(optimizer, net, target, 1500)
+    mean = train(optimizer, net, target, 800)
     exact_mean, precision = exact(target, tau)
     covariance = np.linalg.inv(precision)
     np.testing.assert_allclose(mean[0], exact_mean, atol=0.2 * np.sqrt(np.diag(covariance)).min())

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["autocast_dtype", "bind", "ntuple"]
+__all__ = ["autocast_dtype", "bind", "no_autocast", "ntuple"]
 
 
 def bind(
@@ -32,3 +33,9 @@ def autocast_dtype(tensor: Tensor) -> torch.dtype | None:
     if not torch.is_autocast_enabled(kind) or tensor.dtype == torch.float64:
         return None
     return torch.get_autocast_dtype(kind)
+
+
+def no_autocast(tensor: Tensor) -> AbstractContextManager[Any]:
+    """Autocast off for a backward pass, whose tensors have their types already."""
+    kind = tensor.device.type
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()

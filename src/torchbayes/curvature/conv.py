@@ -20,13 +20,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from torchbayes.curvature.arguments import autocast_dtype, bind, ntuple
+from torchbayes.curvature.arguments import autocast_dtype, bind, no_autocast, ntuple
 from torchbayes.curvature.linear import PAIRS_UP_TO
 from torchbayes.curvature.products import CHUNK, Scratch, add_products, products_of_pairs
 from torchbayes.curvature.record import Record, VectorRecord, wide
 
 if TYPE_CHECKING:
-    from torchbayes.curvature.capture import Capture, Use
+    from torchbayes.curvature.capture import Capture
+    from torchbayes.curvature.uses import Use
 
 __all__ = ["ConvRecord", "Geometry", "conv", "conv_transpose"]
 
@@ -212,7 +213,7 @@ class _Conv(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         at: Geometry = ctx.at
         use: Use = ctx.use
-        with torch._C.DisableTorchFunction(), torch.autocast(g.device.type, enabled=False):
+        with torch._C.DisableTorchFunction(), no_autocast(g):
             mask = [ctx.needs_input_grad[0], False, False]
             grad_b: Tensor | None = None
             if ctx.needs_input_grad[2]:
@@ -224,16 +225,16 @@ class _Conv(torch.autograd.Function):
             # A transposed convolution's input and output gradient have exchanged their parts.
             first, second = (g, x) if at.transposed else (x, g)
             plain = Geometry(at.stride, at.padding, at.dilation, at.groups)
-            record = ConvRecord(use.target, first, second, plain, use.capture.scratch)
+            record = ConvRecord(use.target, first, second, plain, use.uses.scratch)
             grad_w: Tensor | None = None
             if not use.begin(record.examples):
-                use.capture.defer(record)
+                use.defer(record)
                 mask[1] = True
             elif record.few_positions():
-                record.write_to(*use.capture.sink(use.target))
+                record.write_to(*use.sink())
                 mask[1] = True
             else:
-                total, fresh = use.capture.sink(use.target)
+                total, fresh = use.sink()
                 gradient = torch.empty_like(total)
                 squares = total if fresh else torch.empty_like(total)
                 record.write_both(gradient, squares)
@@ -249,15 +250,15 @@ def _apply(
     given: dict[str, Any], at: Geometry,
 ) -> Any:  # fmt: skip
     x: Tensor = given["input"]
-    weight, bias = capture.target(given["weight"]), capture.target(given["bias"])
+    weight, bias = capture.tracker.target(given["weight"]), capture.tracker.target(given["bias"])
     first = bias if weight is None else weight
     assert first is not None
     if x.dim() != given["weight"].dim():
         raise ValueError(
-            f"{capture.describe(first)} convolves one example without a batch dimension: give the model "
-            "a batch"
+            f"{capture.tracker.describe(first)} convolves one example without a batch dimension: give the "
+            "model a batch"
         )
-    capture.check_examples(x.shape[0], first)
+    capture.tracker.check_examples(x.shape[0], first)
     bias_use = None if bias is None else capture.use(bias)
     factors = None if weight is None else capture.factors.get(id(weight))
     factor_use: Use | None = None
@@ -277,7 +278,7 @@ def _apply(
             g = wide(gradient).flatten(2)
             if factor_use is not None and factors is not None:
                 factor_use.begin(len(g))
-                record = ConvRecord(factor_use.target, data, gradient, at, capture.scratch)
+                record = ConvRecord(factor_use.target, data, gradient, at, capture.uses.scratch)
                 columns = record.patches().of(0, len(g))
                 factors.add(columns.transpose(1, 2), g.transpose(1, 2))
             if bias_use is not None:
@@ -296,7 +297,7 @@ def conv(
     """The rule for `F.conv1d`, `F.conv2d` and `F.conv3d`."""
     given = bind(_CONV, args, kwargs, bias=None, stride=1, padding=0, dilation=1, groups=1)
     x = given["input"]
-    if capture.is_constant(x):
+    if capture.tracker.is_constant(x):
         return capture.other(func, args, kwargs)
     dims = given["weight"].dim() - 2
     stride, dilation = ntuple(given["stride"], dims), ntuple(given["dilation"], dims)
@@ -330,7 +331,7 @@ def conv_transpose(
         groups=1,
         dilation=1,
     )
-    if capture.is_constant(given["input"]):
+    if capture.tracker.is_constant(given["input"]):
         return capture.other(func, args, kwargs)
     dims = given["weight"].dim() - 2
     at = Geometry(

@@ -68,7 +68,8 @@ class _GenericRecord(Record):
 
         with quiet_vmap():
             result = torch.func.vmap(one)(chunk(self.gradient), *[chunk(t) for t in self.data])
-        return wide(result)
+        # A copy: of x + w, say, the weight's gradient is the output's, which autograd still needs.
+        return wide(result).clone()
 
 
 def generic(
@@ -91,16 +92,16 @@ def generic(
         targets: Those that are weights or derived.
         outputs: What the function gave.
     """
-    dimension = 0 if capture.sequence_batch is None else 1
+    dimension = capture.tracker.layout[0]
     examples = data[0].shape[dimension]
     for place, output in enumerate(tree_leaves(outputs)):
         if not isinstance(output, Tensor) or not output.requires_grad:
             continue
         if output.dim() <= dimension or output.shape[dimension] != examples:
             raise ValueError(
-                f"{capture.describe(targets[0])} is used by {func.__name__!r}, which gives a tensor of shape "
-                f"{tuple(output.shape)} without a dimension of {examples} examples: torchbayes needs the "
-                "examples kept apart until the loss, so reduce over them only there"
+                f"{capture.tracker.describe(targets[0])} is used by {func.__name__!r}, which gives a tensor "
+                f"of shape {tuple(output.shape)} without a dimension of {examples} examples: torchbayes "
+                "needs the examples kept apart until the loss, so reduce over them only there"
             )
 
         def run(values: dict[int, Tensor], place: int = place) -> Tensor:
@@ -123,13 +124,16 @@ def _hook(
     use = capture.use(target)
     record = _GenericRecord(target, run, data, output.detach(), dimension)
     # Try one example now: an error in the forward pass says more than one at the end of the backward pass.
+    tried = (name, id(target))
     try:
-        with torch._C.DisableTorchFunction(), torch.no_grad():
-            record.per_example(0, 1)
+        if tried not in capture.tried:
+            with torch._C.DisableTorchFunction(), torch.no_grad():
+                record.per_example(0, 1)
+            capture.tried.add(tried)
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         raise ValueError(
-            f"{capture.describe(target)} is used by {name!r} in a way that torchbayes cannot differentiate "
-            f"example by example ({str(error).splitlines()[0]}): use a layer of torch.nn for it"
+            f"{capture.tracker.describe(target)} is used by {name!r} in a way that torchbayes cannot "
+            f"differentiate example by example ({str(error).splitlines()[0]}): use a layer of torch.nn for it"
         ) from error
 
     def arrived(gradient: Tensor) -> None:

@@ -16,12 +16,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from torchbayes.curvature.arguments import autocast_dtype, bind
+from torchbayes.curvature.arguments import autocast_dtype, bind, no_autocast
 from torchbayes.curvature.products import add_products, products_of_pairs
 from torchbayes.curvature.record import Record, VectorRecord, wide
 
 if TYPE_CHECKING:
-    from torchbayes.curvature.capture import Capture, Use
+    from torchbayes.curvature.capture import Capture
+    from torchbayes.curvature.uses import Use
 
 __all__ = ["PAIRS_UP_TO", "LinearRecord", "linear"]
 
@@ -87,19 +88,19 @@ class _SequenceLinear(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         use: Use = ctx.use
-        with torch._C.DisableTorchFunction(), torch.autocast(g.device.type, enabled=False):
+        with torch._C.DisableTorchFunction(), no_autocast(g):
             grad_x = g @ weight if ctx.needs_input_grad[0] else None
             record = LinearRecord(use.target, _rows(x, ctx.batch), _rows(g, ctx.batch))
             if use.begin(record.examples):
-                total, fresh = use.capture.sink(use.target)
+                total, fresh = use.sink()
                 grad_w = torch.empty_like(total)
                 squares = total if fresh else torch.empty_like(total)
-                left, scratch = record.g.transpose(1, 2), use.capture.scratch
+                left, scratch = record.g.transpose(1, 2), use.uses.scratch
                 add_products(left, record.x, grad_w, squares, True, scratch)
                 if not fresh:
                     total.add_(squares)
             else:
-                use.capture.defer(record)
+                use.defer(record)
                 grad_w = g.reshape(-1, g.shape[-1]).t() @ x.reshape(-1, x.shape[-1])
             grad_b = g.flatten(0, -2).sum(0) if ctx.needs_input_grad[2] else None
         return grad_x, grad_w.to(weight.dtype), grad_b, None, None
@@ -111,14 +112,14 @@ def linear(
     """The rule for `F.linear(input, weight, bias)`."""
     given = bind(("input", "weight", "bias"), args, kwargs, bias=None)
     x: Tensor = given["input"]
-    if capture.is_constant(x):
+    if capture.tracker.is_constant(x):
         return capture.other(func, args, kwargs)
-    weight, bias = capture.target(given["weight"]), capture.target(given["bias"])
-    batch = capture.sequence_batch
+    weight, bias = capture.tracker.target(given["weight"]), capture.tracker.target(given["bias"])
+    batch = capture.tracker.sequence_batch
     shape = _rows(x, batch).shape
     first = bias if weight is None else weight
     assert first is not None
-    capture.check_examples(shape[0], first)
+    capture.tracker.check_examples(shape[0], first)
     bias_use = None if bias is None else capture.use(bias)
     factors = None if weight is None else capture.factors.get(id(weight))
     if weight is not None and factors is None and shape[1] > PAIRS_UP_TO:

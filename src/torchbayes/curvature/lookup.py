@@ -55,16 +55,16 @@ def embedding(
     """The rule for `torch.embedding(weight, indices, padding_idx, scale_grad_by_freq, sparse)`."""
     names = ("weight", "indices", "padding_idx", "scale_grad_by_freq", "sparse")
     given = bind(names, args, kwargs, padding_idx=-1, scale_grad_by_freq=False, sparse=False)
-    weight, indices = capture.target(given["weight"]), given["indices"]
-    if weight is None or capture.is_constant(indices):
+    weight, indices = capture.tracker.target(given["weight"]), given["indices"]
+    if weight is None or capture.tracker.is_constant(indices):
         return capture.other(func, args, kwargs)
     for option in ("scale_grad_by_freq", "sparse"):
         if given[option]:
             raise ValueError(
-                f"{capture.describe(weight)} belongs to an embedding with {option}=True, whose gradient is "
-                f"not the plain one: set {option}=False"
+                f"{capture.tracker.describe(weight)} belongs to an embedding with {option}=True, whose "
+                f"gradient is not the plain one: set {option}=False"
             )
-    capture.check_examples(indices.shape[0] if indices.dim() > 0 else 1, weight)
+    capture.tracker.check_examples(indices.shape[0] if indices.dim() > 0 else 1, weight)
     output: Tensor = func(*args, **kwargs)
     use = capture.use(weight)
 

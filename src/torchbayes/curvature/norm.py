@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from torchbayes.curvature.arguments import bind
+from torchbayes.curvature.products import CHUNK
 from torchbayes.curvature.record import VectorRecord, wide
 
 if TYPE_CHECKING:
@@ -35,8 +36,8 @@ def _affine(
     capture: Capture,
     output: Tensor,
     given: dict[str, Any],
-    normalised: Callable[[], Tensor],
-    feature_dims: int | None,
+    scale_gradients: Callable[[Tensor], Tensor],
+    shift_gradients: Callable[[Tensor], Tensor],
 ) -> None:
     """Hook `output` for the gradients of a scale and a shift.
 
@@ -44,40 +45,43 @@ def _affine(
         capture: The capture.
         output: The layer's output.
         given: Its arguments, `weight` and `bias` among them.
-        normalised: Gives x̂, in the shape of the output.
-        feature_dims: The number of trailing dimensions that have a scale per entry; None if it is
-            dimension 1 that has.
+        scale_gradients: From the output's gradient to those of the scale, one row per example.
+        shift_gradients: The same for the shift.
     """
-    weight, bias = capture.target(given["weight"]), capture.target(given.get("bias"))
+    tracker = capture.tracker
+    weight, bias = tracker.target(given["weight"]), tracker.target(given.get("bias"))
     first = bias if weight is None else weight
     if first is None:
         return
-    batch = capture.sequence_batch
-    capture.check_examples(output.shape[0 if batch is None else 1], first)
-    weight_use = None if weight is None else capture.use(weight)
-    bias_use = None if bias is None else capture.use(bias)
-
-    def summed(values: Tensor, shape: torch.Size) -> Tensor:
-        if feature_dims is None:
-            return values.flatten(2).sum(2) if values.dim() > 2 else values
-        rows = (
-            values.flatten(1, values.dim() - feature_dims - 1)
-            if values.dim() > feature_dims + 1
-            else None
-        )
-        return (values if rows is None else rows.sum(1)).view(-1, *shape)
+    tracker.check_examples(output.shape[tracker.layout[0]], first)
+    uses = [
+        (capture.use(target), rule)
+        for target, rule in ((weight, scale_gradients), (bias, shift_gradients))
+        if target is not None
+    ]
 
     def arrived(gradient: Tensor) -> None:
         with torch._C.DisableTorchFunction(), torch.no_grad():
             g = wide(gradient)
-            if weight_use is not None:
-                target = weight_use.target
-                weight_use.arrived(VectorRecord(target, summed(normalised() * g, target.shape)))
-            if bias_use is not None:
-                target = bias_use.target
-                bias_use.arrived(VectorRecord(target, summed(g, target.shape)))
+            for use, rule in uses:
+                use.arrived(VectorRecord(use.target, rule(g).view(-1, *use.target.shape)))
 
     output.register_hook(arrived)
+
+
+def _over_positions(values: Tensor) -> Tensor:
+    """Sums over all dimensions but examples and channels."""
+    return values.flatten(2).sum(2) if values.dim() > 2 else values
+
+
+def _over_rows(features: int) -> Callable[[Tensor], Tensor]:
+    """Sums over the dimensions between the examples and the last `features`."""
+
+    def summed(values: Tensor) -> Tensor:
+        between = values.dim() - features
+        return values.flatten(1, between - 1).sum(1) if between > 1 else values
+
+    return summed
 
 
 def _by_channel(statistic: Tensor, x: Tensor) -> Tensor:
@@ -92,15 +96,28 @@ def batch_norm(
     output: Tensor = func(*args, **kwargs)
     x: Tensor = given["input"].detach()
     if given["training"]:
-        var, mean = torch.var_mean(wide(x), [d for d in range(x.dim()) if d != 1], correction=0)
+        # torch keeps both for its own backward pass; if not under these names, they are computed again.
+        mean = getattr(output.grad_fn, "_saved_result1", None)
+        scale = getattr(output.grad_fn, "_saved_result2", None)
+        if mean is None or scale is None or mean.numel() != x.shape[1]:
+            var, mean = torch.var_mean(wide(x), [d for d in range(x.dim()) if d != 1], correction=0)
+            scale = (var + given["eps"]).rsqrt()
     else:
-        mean, var = given["running_mean"].clone(), given["running_var"].clone()
+        mean = given["running_mean"].clone()
+        scale = (given["running_var"] + given["eps"]).rsqrt()
+    centre, rate = wide(mean), wide(scale)
 
-    def normalised() -> Tensor:
-        scale = _by_channel((var + given["eps"]).rsqrt(), x)
-        return (wide(x) - _by_channel(mean, x)).mul_(scale)
+    def scale_gradients(g: Tensor) -> Tensor:
+        rows = g.new_empty(x.shape[0], x.shape[1])
+        step = max(1, CHUNK // 4 // max(1, x[0].numel()))
+        for start in range(0, len(x), step):
+            part = wide(x[start : start + step])
+            product = capture.uses.scratch.get("product", part.shape, part)
+            torch.sub(part, _by_channel(centre, x), out=product).mul_(g[start : start + step])
+            rows[start : start + step] = _over_positions(product)
+        return rows.mul_(rate)
 
-    _affine(capture, output, given, normalised, None)
+    _affine(capture, output, given, scale_gradients, _over_positions)
     return output
 
 
@@ -118,12 +135,13 @@ def layer_norm(
     given = bind(names, args, kwargs, weight=None, bias=None, eps=1e-5)
     output: Tensor = func(*args, **kwargs)
     x, dims = given["input"].detach(), len(given["normalized_shape"])
+    summed = _over_rows(dims)
 
-    def normalised() -> Tensor:
+    def scale_gradients(g: Tensor) -> Tensor:
         rows = wide(x).flatten(x.dim() - dims)
-        return _standardised(rows, given["eps"]).view(x.shape)
+        return summed(_standardised(rows, given["eps"]).view(x.shape).mul_(g))
 
-    _affine(capture, output, given, normalised, dims)
+    _affine(capture, output, given, scale_gradients, summed)
     return output
 
 
@@ -136,13 +154,15 @@ def rms_norm(
     )
     output: Tensor = func(*args, **kwargs)
     x, dims = given["input"].detach(), len(given["normalized_shape"])
+    summed = _over_rows(dims)
 
-    def normalised() -> Tensor:
+    def scale_gradients(g: Tensor) -> Tensor:
         rows = wide(x).flatten(x.dim() - dims)
         eps = torch.finfo(x.dtype).eps if given["eps"] is None else given["eps"]
-        return (rows * (rows.square().mean(-1, keepdim=True) + eps).rsqrt()).view(x.shape)
+        roots = (rows.square().mean(-1, keepdim=True) + eps).rsqrt()
+        return summed((rows * roots).view(x.shape).mul_(g))
 
-    _affine(capture, output, given, normalised, dims)
+    _affine(capture, output, given, scale_gradients, summed)
     return output
 
 
@@ -155,11 +175,11 @@ def group_norm(
     output: Tensor = func(*args, **kwargs)
     x: Tensor = given["input"].detach()
 
-    def normalised() -> Tensor:
+    def scale_gradients(g: Tensor) -> Tensor:
         rows = wide(x).reshape(x.shape[0], given["num_groups"], -1)
-        return _standardised(rows, given["eps"]).view(x.shape)
+        return _over_positions(_standardised(rows, given["eps"]).view(x.shape).mul_(g))
 
-    _affine(capture, output, given, normalised, None)
+    _affine(capture, output, given, scale_gradients, _over_positions)
     return output
 
 
@@ -173,13 +193,15 @@ def instance_norm(
     if not given["use_input_stats"]:
         mean, var = given["running_mean"].clone(), given["running_var"].clone()
 
-    def normalised() -> Tensor:
+    def scale_gradients(g: Tensor) -> Tensor:
         if given["use_input_stats"]:
-            return _standardised(wide(x).flatten(2), given["eps"]).view(x.shape)
+            return _over_positions(
+                _standardised(wide(x).flatten(2), given["eps"]).view(x.shape).mul_(g)
+            )
         scale = _by_channel((var + given["eps"]).rsqrt(), x)
-        return (wide(x) - _by_channel(mean, x)) * scale
+        return _over_positions((wide(x) - _by_channel(mean, x)).mul_(scale).mul_(g))
 
-    _affine(capture, output, given, normalised, None)
+    _affine(capture, output, given, scale_gradients, _over_positions)
     return output
 
 
@@ -189,10 +211,10 @@ def prelu(
     """The rule for `F.prelu`: the gradient of the slope is Σₚ gₚ min(xₚ, 0)."""
     given = bind(("input", "weight"), args, kwargs)
     x: Tensor = given["input"]
-    weight = capture.target(given["weight"])
-    if weight is None or capture.is_constant(x):
+    weight = capture.tracker.target(given["weight"])
+    if weight is None or capture.tracker.is_constant(x):
         return capture.other(func, args, kwargs)
-    capture.check_examples(x.shape[0], weight)
+    capture.tracker.check_examples(x.shape[0], weight)
     output: Tensor = func(*args, **kwargs)
     use, data = capture.use(weight), x.detach()
 

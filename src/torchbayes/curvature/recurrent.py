@@ -87,10 +87,10 @@ def recurrent(
 ) -> Any:
     """The rule for `nn.LSTM`, `nn.GRU` and `nn.RNN`."""
     if isinstance(args[3], (list, tuple)):  # (data, batch_sizes, hx, weights, …)
-        weight = next(t for t in args[3] if capture.target(t) is not None)
+        weight = next(t for t in args[3] if capture.tracker.target(t) is not None)
         raise ValueError(
-            f"{capture.describe(weight)} is used on a packed sequence, whose examples torchbayes cannot tell "
-            "apart: give the layer a padded tensor and mask the padding in the loss"
+            f"{capture.tracker.describe(weight)} is used on a packed sequence, whose examples torchbayes "
+            "cannot tell apart: give the layer a padded tensor and mask the padding in the loss"
         )
     x, hx, flat, biases, layers, dropout, training, both_ways, batch_first = args
     states = tuple(hx) if func is torch.lstm else (hx,)

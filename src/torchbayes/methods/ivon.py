@@ -32,7 +32,7 @@ class IvonMethod(NaturalGradientMethod):
 
     name = "ivon"
     summary = "a Gaussian over every weight, by natural gradients at the price of Adam"
-    paper = "Shen et al. 2024 (IVON), VOGN's successor"
+    paper = "Shen et al. 2024, the successor of VOGN"
 
     def __init__(
         self,

@@ -28,7 +28,7 @@ class OgnMethod(NaturalGradientMethod):
 
     name = "ogn"
     summary = "one network, trained by natural gradients from per-example squares"
-    paper = "Osawa et al. 2019 (OGN)"
+    paper = "Osawa et al. 2019"
 
     def __init__(
         self,

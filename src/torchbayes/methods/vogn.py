@@ -54,7 +54,7 @@ class VognMethod(NaturalGradientMethod):
 
     name = "vogn"
     summary = "a Gaussian over every weight, by natural gradients from per-example squares"
-    paper = "Osawa et al. 2019 (VOGN)"
+    paper = "Osawa et al. 2019"
 
     def __init__(
         self,

@@ -19,14 +19,18 @@ from torch import Tensor, nn
 
 from torchbayes import distributed
 from torchbayes.curvature import Capture, check_mean_loss
+from torchbayes.curvature.products import Scratch
 from torchbayes.noise import normals_
-from torchbayes.optim.blocks import Workspace
 from torchbayes.optim.statistics import Bank, Statistics
 from torchbayes.parameters import norm_parameters, trainable
 from torchbayes.posterior import Posterior, snapshot
 from torchbayes.prior import GaussianPrior
 
 __all__ = ["WeightOptimizer", "check_number", "resolve_prior"]
+
+
+_LARGE = 2**18
+"""Entries from which a tensor is updated part by part, so that a part stays in a cache."""
 
 
 def check_number(
@@ -101,7 +105,8 @@ class WeightOptimizer(torch.optim.Optimizer):
         norms = norm_parameters(model)
         self._fixed = {key for key, name in self._names.items() if name in norms}
         self._buffers: dict[tuple[str, int], Tensor] = {}
-        self._workspace = Workspace()
+        self._scratch = Scratch()
+        self._small: dict[Any, list[Tensor]] = {}
         self._capture: Capture | None = None
         self._bank = Bank()
         self._unbanked = False
@@ -358,6 +363,32 @@ class WeightOptimizer(torch.optim.Optimizer):
         assert self.prior is not None
         mean, precision = self.prior.moments(self._names[id(p)], p.detach())
         return mean.expand_as(p), precision.expand_as(p)
+
+    def _blocks(
+        self, lists: list[list[Tensor]]
+    ) -> Iterator[tuple[list[Tensor], list[list[Tensor]]]]:
+        """Go through lists of tensors of matching shapes in pieces that suit the processor's caches.
+
+        Args:
+            lists: One tensor per parameter in each.
+
+        Yields:
+            Tensors to compute in, and the piece of every list: all small tensors, or a part of a large one.
+        """
+        small: list[int] = []
+        for i, first in enumerate(lists[0]):
+            if first.numel() <= _LARGE or not all(tensors[i].is_contiguous() for tensors in lists):
+                small.append(i)
+                continue
+            flat = [tensors[i].view(-1) for tensors in lists]
+            for parts in zip(*(t.split(_LARGE) for t in flat), strict=True):
+                yield [self._scratch.get("part", parts[0].shape, first)], [[part] for part in parts]
+        if small:
+            some = [[tensors[i] for i in small] for tensors in lists]
+            key = (*(t.shape for t in some[0]), some[0][0].dtype, some[0][0].device)
+            if key not in self._small:
+                self._small[key] = [torch.empty_like(t) for t in some[0]]
+            yield self._small[key], some
 
     def _mean_weights(self) -> dict[str, Tensor]:
         if self._inside:

@@ -34,17 +34,21 @@ from torchbayes.prior import GaussianPrior
 
 __all__ = ["IVON", "ivon_curvature", "ivon_draw", "ivon_step"]
 
+Tensors = list[Tensor]
+
 
 def ivon_draw(
-    noise: Tensor, mu: Tensor, h: Tensor, u: Tensor, *, delta: float | Tensor, lam: float
+    noise: Tensors, mu: Tensors, h: Tensors, u: Tensors, *, delta: float | Tensors, lam: float
 ) -> None:
     """Overwrite standard normal `noise` ε with θ = μ + ε/√(λ(h + δ)); `u` is overwritten too."""
-    torch.add(h, delta, out=u).rsqrt_()
-    torch.addcmul(mu, noise, u, value=lam**-0.5, out=noise)
+    _plus(h, delta, u)
+    torch._foreach_rsqrt_(u)
+    for epsilon, mean, root in zip(noise, mu, u, strict=True):
+        torch.addcmul(mean, epsilon, root, value=lam**-0.5, out=epsilon)
 
 
 def ivon_curvature(
-    h: Tensor, product: Tensor, u: Tensor, *, lam: float, beta2: float, delta: float | Tensor
+    h: Tensors, product: Tensors, u: Tensors, *, lam: float, beta2: float, delta: float | Tensors
 ) -> None:
     """Update h in place.
 
@@ -54,18 +58,20 @@ def ivon_curvature(
         u: Overwritten.
         lam: λ.
         beta2: The decay of h.
-        delta: δ, one number or one per weight.
+        delta: δ, one number or one tensor for each.
     """
-    torch.add(h, delta, out=u)
-    torch.addcmul(h, product, u, value=-lam, out=product)  # h − ĥ
-    h.add_(product, alpha=beta2 - 1)
-    h.addcdiv_(product.mul_(product), u, value=0.5 * (1 - beta2) ** 2)
+    _plus(h, delta, u)
+    for curvature, p, denominator in zip(h, product, u, strict=True):
+        torch.addcmul(curvature, p, denominator, value=-lam, out=p)  # h − ĥ
+    torch._foreach_add_(h, product, alpha=beta2 - 1)
+    torch._foreach_mul_(product, product)
+    torch._foreach_addcdiv_(h, product, u, value=0.5 * (1 - beta2) ** 2)
 
 
 def ivon_step(
-    mu: Tensor, m: Tensor, h: Tensor, u: Tensor, v: Tensor,
-    *, alpha: float, debias: float, delta: float | Tensor, h0: float, xi: float,
-    prior_mean: Tensor | None = None,
+    mu: Tensors, m: Tensors, h: Tensors, u: Tensors, v: Tensors,
+    *, alpha: float, debias: float, delta: float | Tensors, h0: float, xi: float,
+    prior_mean: Tensors | None = None,
 ) -> None:  # fmt: skip
     """Update μ in place.
 
@@ -77,22 +83,31 @@ def ivon_step(
         v: Overwritten.
         alpha: α.
         debias: 1 − β1ᵗ.
-        delta: δ, one number or one per weight.
+        delta: δ, one number or one tensor for each.
         h0: h at the start.
         xi: ξ.
         prior_mean: The prior's mean, 0 if None.
     """
-    off = mu if prior_mean is None else torch.sub(mu, prior_mean, out=v)
-    if isinstance(delta, Tensor):
-        torch.addcmul(m, off, delta, value=debias, out=v)
-    else:
-        torch.add(m, off, alpha=delta * debias, out=v)
-    torch.add(h, delta, out=u)
-    if math.isinf(xi) and not isinstance(delta, Tensor):
-        mu.addcdiv_(v, u, value=-alpha * (h0 + delta) / debias)
+    for i, (mean, momentum, numerator) in enumerate(zip(mu, m, v, strict=True)):
+        off = mean if prior_mean is None else torch.sub(mean, prior_mean[i], out=numerator)
+        if isinstance(delta, float):
+            torch.add(momentum, off, alpha=delta * debias, out=numerator)
+        else:
+            torch.addcmul(momentum, off, delta[i], value=debias, out=numerator)
+    _plus(h, delta, u)
+    if math.isinf(xi) and isinstance(delta, float):
+        torch._foreach_addcdiv_(mu, v, u, value=-alpha * (h0 + delta) / debias)
         return
-    v.div_(u).div_(debias).clamp_(-xi, xi)
-    mu.sub_(v.mul_(delta + h0), alpha=alpha)
+    for i, (mean, step, denominator) in enumerate(zip(mu, v, u, strict=True)):
+        step.div_(denominator).div_(debias).clamp_(-xi, xi)
+        rate = delta if isinstance(delta, float) else delta[i]
+        mean.sub_(step.mul_(rate + h0), alpha=alpha)
+
+
+def _plus(h: Tensors, delta: float | Tensors, u: Tensors) -> None:
+    """Write h + δ to `u`."""
+    for i, (curvature, target) in enumerate(zip(h, u, strict=True)):
+        torch.add(curvature, delta if isinstance(delta, float) else delta[i], out=target)
 
 
 class IVON(WeightOptimizer):
@@ -200,13 +215,11 @@ class IVON(WeightOptimizer):
         return [p for p in group["params"] if id(p) not in self._fixed]
 
     def _perturb(self, group: dict[str, Any], params: list[Tensor], draws: list[Tensor]) -> None:
-        means, curvatures = (
-            [p.detach() for p in params],
-            [self._curvature(group, p) for p in params],
-        )
-        given = [means, curvatures, *self._own_prior(group, params, False)[:1]]
-        for (noise,), (mu, h, *own) in self._workspace.blocks([draws], given):
-            u = self._workspace.buffer("u", mu, len(mu))
+        lists = [
+            draws, [p.detach() for p in params], [self._curvature(group, p) for p in params],
+            *self._own_prior(group, params, False)[:1],
+        ]  # fmt: skip
+        for u, (noise, mu, h, *own) in self._blocks(lists):
             delta = own[0] if own else self._delta(group, False)
             ivon_draw(noise, mu, h, u, delta=delta, lam=self._lam(group))
 
@@ -250,27 +263,27 @@ class IVON(WeightOptimizer):
         step: int,
         statistics: Statistics,
     ) -> None:
-        changed = [
+        kind = "draw" if statistics.has("draw", params[0]) else "product"
+        lists = [
             [p.detach() for p in params],
             [self.state[p]["momentum"] for p in params],
             [self.state[p]["curvature"] for p in params],
+            [statistics.value("gradient", p) for p in params],
+            # The draw is not needed any more: what becomes of it is overwritten. Norm layers have none.
+            [self._buffer("draw", p) if fixed else statistics.value(kind, p) for p in params],
+            *self._own_prior(group, params, fixed),
         ]
-        kind = "draw" if statistics.has("draw", params[0]) else "product"
-        if not fixed:
-            changed.append([statistics.value(kind, p) for p in params])
-        given = [[statistics.value("gradient", p) for p in params]]
-        given += self._own_prior(group, params, fixed)
         beta1, beta2 = group["betas"]
-        for (mu, m, h, *product), (g, *own) in self._workspace.blocks(changed, given):
-            u, v = (self._workspace.buffer(name, mu, len(mu)) for name in "uv")
-            local = own[0] if own else self._delta(group, fixed)
-            m.lerp_(g, 1 - beta1)
-            if product:
+        for u, (mu, m, h, g, product, *own) in self._blocks(lists):
+            delta = own[0] if own else self._delta(group, fixed)
+            torch._foreach_lerp_(m, g, 1 - beta1)
+            if not fixed:
                 if kind == "draw":
-                    product[0].sub_(mu).mul_(g)
-                ivon_curvature(h, product[0], u, lam=self._lam(group), beta2=beta2, delta=local)
+                    torch._foreach_sub_(product, mu)
+                    torch._foreach_mul_(product, g)
+                ivon_curvature(h, product, u, lam=self._lam(group), beta2=beta2, delta=delta)
             ivon_step(
-                mu, m, h, u, v, alpha=group["lr"], debias=1 - beta1**step, delta=local,
+                mu, m, h, u, product, alpha=group["lr"], debias=1 - beta1**step, delta=delta,
                 h0=group["initial_curvature"], xi=group["clip_radius"],
                 prior_mean=own[1] if own else None,
             )  # fmt: skip

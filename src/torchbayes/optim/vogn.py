@@ -37,20 +37,24 @@ from torchbayes.prior import GaussianPrior
 
 __all__ = ["VOGN", "vogn_draw", "vogn_update"]
 
+Tensors = list[Tensor]
+
 
 def vogn_draw(
-    noise: Tensor, mu: Tensor, s: Tensor, u: Tensor,
-    *, delta: float | Tensor, gamma: float, tau: float, n: float,
+    noise: Tensors, mu: Tensors, s: Tensors, u: Tensors,
+    *, delta: float | Tensors, gamma: float, tau: float, n: float,
 ) -> None:  # fmt: skip
     """Lines 8 and 9: overwrite standard normal `noise` ε with w = μ + εσ; `u` is overwritten too."""
     _denominator(s, delta, gamma, u)
-    torch.addcmul(mu, noise, u.rsqrt_(), value=(tau / n) ** 0.5, out=noise)  # line 9
+    torch._foreach_rsqrt_(u)
+    for epsilon, mean, root in zip(noise, mu, u, strict=True):
+        torch.addcmul(mean, epsilon, root, value=(tau / n) ** 0.5, out=epsilon)  # line 9
 
 
 def vogn_update(
-    mu: Tensor, m: Tensor, s: Tensor, g: Tensor, h: Tensor, u: Tensor,
-    *, alpha: float, beta1: float, beta2: float, delta: float | Tensor, gamma: float,
-    prior_mean: Tensor | None = None, h_factor: float = 1.0,
+    mu: Tensors, m: Tensors, s: Tensors, g: Tensors, h: Tensors, u: Tensors,
+    *, alpha: float, beta1: float, beta2: float, delta: float | Tensors, gamma: float,
+    prior_mean: Tensors | None = None, h_factor: float = 1.0,
 ) -> None:  # fmt: skip
     """Lines 17 to 19, in place in μ, m and s.
 
@@ -64,28 +68,34 @@ def vogn_update(
         alpha: The learning rate.
         beta1: The momentum's decay.
         beta2: The weight of ĥ in s.
-        delta: δ̃, one number or one per weight.
+        delta: δ̃, one number or one tensor for each.
         gamma: The damping.
         prior_mean: The prior's mean, 0 if None.
         h_factor: What to multiply `h` by.
     """
-    torch.add(g, m, alpha=beta1, out=m)
-    off = mu if prior_mean is None else torch.sub(mu, prior_mean, out=u)
-    if isinstance(delta, Tensor):
-        m.addcmul_(off, delta)
+    for momentum, gradient in zip(m, g, strict=True):
+        torch.add(gradient, momentum, alpha=beta1, out=momentum)
+    if prior_mean is not None:
+        torch._foreach_copy_(u, mu)
+        torch._foreach_sub_(u, prior_mean)
+    off = mu if prior_mean is None else u
+    if not isinstance(delta, float):
+        torch._foreach_addcmul_(m, off, delta)
     elif delta != 0:
-        m.add_(off, alpha=delta)  # line 17: m ← β1 m + ĝ + δ̃μ
-    s.mul_(1 - beta2).add_(h, alpha=beta2 * h_factor)  # line 18: s ← (1 − β2) s + β2 ĥ
+        torch._foreach_add_(m, off, alpha=delta)  # line 17: m ← β1 m + ĝ + δ̃μ
+    torch._foreach_mul_(s, 1 - beta2)
+    torch._foreach_add_(s, h, alpha=beta2 * h_factor)  # line 18: s ← (1 − β2) s + β2 ĥ
     _denominator(s, delta, gamma, u)
-    mu.addcdiv_(m, u, value=-alpha)  # line 19: μ ← μ − α m/(s + δ̃ + γ)
+    torch._foreach_addcdiv_(mu, m, u, value=-alpha)  # line 19: μ ← μ − α m/(s + δ̃ + γ)
 
 
-def _denominator(s: Tensor, delta: float | Tensor, gamma: float, u: Tensor) -> None:
+def _denominator(s: Tensors, delta: float | Tensors, gamma: float, u: Tensors) -> None:
     """Write s + δ̃ + γ to `u`."""
-    if isinstance(delta, Tensor):
-        torch.add(s, delta, out=u).add_(gamma)
-    else:
-        torch.add(s, delta + gamma, out=u)
+    for i, (precision, target) in enumerate(zip(s, u, strict=True)):
+        if isinstance(delta, float):
+            torch.add(precision, delta + gamma, out=target)
+        else:
+            torch.add(precision, delta[i], out=target).add_(gamma)
 
 
 class VOGN(WeightOptimizer):
@@ -131,13 +141,14 @@ class VOGN(WeightOptimizer):
     Example:
         >>> import torch, torchbayes as tb
         >>> _ = torch.manual_seed(0)
-        >>> x = torch.linspace(-1, 1, 64).unsqueeze(1)
+        >>> x = torch.linspace(-1, 1, 640).unsqueeze(1)
+        >>> y = 2 * x + torch.randn(640, 1)
         >>> model = torch.nn.Linear(1, 1)
-        >>> optimizer = tb.VOGN(model, lr=0.02, train_size=64, generator=torch.Generator().manual_seed(0))
+        >>> optimizer = tb.VOGN(model, lr=0.02, train_size=640, generator=torch.Generator().manual_seed(0))
         >>> for _ in range(200):
         ...     with optimizer.sampled():
         ...         optimizer.zero_grad()
-        ...         (0.5 * (model(x) - 2 * x) ** 2).mean().backward()
+        ...         (0.5 * (model(x) - y) ** 2).mean().backward()
         ...     optimizer.step()
         >>> bool((model.weight - 2).abs() < 0.2)
         True
@@ -255,13 +266,14 @@ class VOGN(WeightOptimizer):
         return state["precision"]  # type: ignore[no-any-return]
 
     def _perturb(self, group: dict[str, Any], params: list[Tensor], draws: list[Tensor]) -> None:
-        means, s = [p.detach() for p in params], [self._precision(group, p) for p in params]
-        given = [means, s, *self._own_prior(group, params, False)[:1]]
-        for (noise,), (mu, precision, *own) in self._workspace.blocks([draws], given):
+        lists = [
+            draws, [p.detach() for p in params], [self._precision(group, p) for p in params],
+            *self._own_prior(group, params, False)[:1],
+        ]  # fmt: skip
+        for u, (noise, mu, s, *own) in self._blocks(lists):
             vogn_draw(
-                noise, mu, precision, self._workspace.buffer("u", mu, len(mu)),
-                delta=own[0] if own else self._delta(group, False), gamma=group["damping"],
-                tau=self._tau(group), n=self._n(group),
+                noise, mu, s, u, delta=own[0] if own else self._delta(group, False),
+                gamma=group["damping"], tau=self._tau(group), n=self._n(group),
             )  # fmt: skip
 
     # Updating.
@@ -305,15 +317,16 @@ class VOGN(WeightOptimizer):
         first: bool,
         statistics: Statistics,
     ) -> None:
-        s = [self._precision(group, p) for p in params]
-        means, momenta = [p.detach() for p in params], [self.state[p]["momentum"] for p in params]
+        precisions = [self._precision(group, p) for p in params]
         squares = [self._square(p, statistics) for p in params]
-        given = [[statistics.value("gradient", p) for p in params], [h for h, _ in squares]]
-        given += self._own_prior(group, params, fixed)
-        for (mu, m, precision), (g, h, *own) in self._workspace.blocks([means, momenta, s], given):
+        lists = [
+            [p.detach() for p in params], [self.state[p]["momentum"] for p in params], precisions,
+            [statistics.value("gradient", p) for p in params], [h for h, _ in squares],
+            *self._own_prior(group, params, fixed),
+        ]  # fmt: skip
+        for u, (mu, m, s, g, h, *own) in self._blocks(lists):
             vogn_update(
-                mu, m, precision, g, h, self._workspace.buffer("u", mu, len(mu)),
-                alpha=group["lr"], beta1=self._beta1(group),
+                mu, m, s, g, h, u, alpha=group["lr"], beta1=self._beta1(group),
                 beta2=1.0 if first else group["betas"][1],  # without a start, s is the first ĥ
                 delta=own[0] if own else self._delta(group, fixed), gamma=group["damping"],
                 prior_mean=own[1] if own else None, h_factor=squares[0][1],

@@ -1,0 +1,187 @@
+"""The uses of weights in forward passes, and the sums of squares that backward passes make of them.
+
+A weight that is used once has its squares added when its use's gradient arrives. The gradients of one that
+is used several times, or through a derived tensor, must be summed over the uses before they are squared,
+example by example: their records are kept until the end of the backward pass.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torchbayes.curvature.derived import random_transform
+from torchbayes.curvature.products import CHUNK, Scratch
+from torchbayes.curvature.record import Record, add_squares
+from torchbayes.curvature.tracking import Tracker
+
+__all__ = ["Use", "Uses"]
+
+
+class Use:
+    """One use of a weight in a forward pass."""
+
+    __slots__ = ("done", "target", "uses")
+
+    def __init__(self, uses: Uses, target: Tensor) -> None:
+        self.uses, self.target, self.done = uses, target, False
+
+    def begin(self, examples: int) -> bool:
+        """Say that the output's gradient has arrived; whether this is the weight's only use."""
+        return self.uses.begin(self, examples)
+
+    def sink(self) -> tuple[Tensor, bool]:
+        """Where to add the squares, and whether to overwrite instead."""
+        return self.uses.sink(self.target)
+
+    def defer(self, record: Record) -> None:
+        """Keep the record until the end of the backward pass, because there are other uses."""
+        self.uses.defer(record)
+
+    def arrived(self, record: Record) -> None:
+        """Hand over the record of this use, in place of `begin` and what follows it."""
+        if self.begin(record.examples):
+            record.write_to(*self.sink())
+        else:
+            self.defer(record)
+
+
+class Uses:
+    """All uses of all weights in a block of passes.
+
+    Args:
+        tracker: What is known of the tensors.
+
+    Attributes:
+        examples: The examples of all backward passes of the block.
+        seen: The ids of the weights that were used at all.
+        scratch: Buffers for the rules.
+    """
+
+    def __init__(self, tracker: Tracker) -> None:
+        self.tracker = tracker
+        self.scratch = Scratch()
+        self._totals: dict[int, Tensor] = {}
+        self.clear()
+
+    def clear(self) -> None:
+        """Start a block; buffers are kept."""
+        self.examples = 0
+        self.seen: set[int] = set()
+        self._written: set[int] = set()
+        self._pass_examples: int | None = None
+        self._pending: dict[int, int] = {}
+        self.drop()
+
+    def drop(self) -> None:
+        """Let go of the graph's tensors."""
+        self._deferred: list[Record] = []
+        self._deferred_roots: set[int] = set()
+
+    def total(self, parameter: Tensor) -> Tensor | None:
+        """The sum of squares of a weight; None if it was not used."""
+        return self._totals[id(parameter)] if id(parameter) in self._written else None
+
+    def use(self, target: Tensor) -> Use:
+        """Note a use in the forward pass."""
+        for root in self.tracker.roots(target):
+            key = id(root)
+            self._pending[key] = self._pending.get(key, 0) + 1
+            self.seen.add(key)
+        return Use(self, target)
+
+    def sink(self, target: Tensor) -> tuple[Tensor, bool]:
+        """Where to add squared gradients of a weight, and whether to overwrite instead."""
+        key = id(target)
+        total = self._totals.get(key)
+        if total is None or total.shape != target.shape or total.device != target.device:
+            dtype = torch.promote_types(target.dtype, torch.float32)
+            total = torch.empty_like(
+                target, dtype=dtype, requires_grad=False, memory_format=torch.contiguous_format
+            )
+            self._totals[key] = total
+        fresh = key not in self._written
+        self._written.add(key)
+        return total, fresh
+
+    def defer(self, record: Record) -> None:
+        """Keep a record until the end of the backward pass."""
+        self._deferred.append(record)
+        self._deferred_roots.update(id(r) for r in self.tracker.roots(record.target))
+
+    def begin(self, use: Use, examples: int) -> bool:
+        """Count a use as differentiated; whether it is the weight's only one."""
+        target, roots = use.target, self.tracker.roots(use.target)
+        if use.done:
+            raise ValueError(
+                f"{self.tracker.describe(target)} was differentiated twice through one forward pass: add the "
+                "losses up and call backward() once"
+            )
+        use.done = True
+        if self._pass_examples is None:
+            self._pass_examples = examples
+            torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+        elif self._pass_examples != examples:
+            raise ValueError(
+                f"{self.tracker.describe(target)} saw {examples} examples in a backward pass in which "
+                f"another layer saw {self._pass_examples}: every layer must see all examples of the batch"
+            )
+        key = id(target)
+        unique = key in self.tracker.weights and self._pending[key] == 1
+        for root in roots:
+            self._pending[id(root)] -= 1
+        return unique and key not in self._deferred_roots
+
+    def _finish(self) -> None:
+        """At the end of a backward pass: the weights whose squares had to wait."""
+        assert self._pass_examples is not None
+        examples, self._pass_examples = self._pass_examples, None
+        records = self._deferred
+        self.drop()
+        self.examples += examples
+        with torch._C.DisableTorchFunction(), torch.no_grad():
+            for group in self._connected(records):
+                self._add(group, examples)
+
+    def _connected(self, records: list[Record]) -> list[list[Record]]:
+        """Records in groups that share no weight."""
+        groups: list[tuple[set[int], list[Record]]] = []
+        for record in records:
+            keys = {id(r) for r in self.tracker.roots(record.target)}
+            joined = [g for g in groups if g[0] & keys]
+            merged = [r for _, members in joined for r in members] + [record]
+            groups = [g for g in groups if not g[0] & keys]
+            groups.append((keys.union(*(g[0] for g in joined)), merged))
+        return [members for _, members in groups]
+
+    def _add(self, records: list[Record], examples: int) -> None:
+        """Square the sums, over all uses, of each example's gradients."""
+        roots = {id(r): r for record in records for r in self.tracker.roots(record.target)}
+        if len(roots) == 1 and all(id(r.target) in roots for r in records):
+            joined = type(records[0]).joined(records) if len(records) > 1 else records[0]
+            if joined is not None:
+                joined.write_to(*self.sink(joined.target))
+                return
+        totals: dict[int, Tensor] = {}
+        for key, root in roots.items():
+            totals[key], fresh = self.sink(root)
+            if fresh:
+                totals[key].zero_()
+        pulls = {}
+        for record in records:
+            derived = self.tracker.derived.get(id(record.target))
+            if derived is not None and id(record.target) not in pulls:
+                refusal = random_transform(self.tracker.describe(record.target))
+                pulls[id(record.target)] = derived.pullback(refusal)
+        step = max(1, CHUNK // max(1, sum(t.numel() for t in totals.values())))
+        for start in range(0, examples, step):
+            sums: dict[int, Tensor] = {}
+            for record in records:
+                gradients = record.per_example(start, min(start + step, examples))
+                pull = pulls.get(id(record.target))
+                pieces = [(record.target, gradients)] if pull is None else pull(gradients)
+                for root, piece in pieces:
+                    key = id(root)
+                    sums[key] = sums[key].add_(piece) if key in sums else piece.clone()
+            for key, gradients in sums.items():
+                add_squares(gradients, totals[key])

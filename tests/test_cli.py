@@ -151,8 +151,10 @@ def test_recipe_settings_and_flags(run, tmp_path: Path) -> None:
         "[options]\nlr = 0.01\n[cpu]\nepochs = 2\n[cpu.options]\nprior_precision = 3.0\n"
     )
     out = tmp_path / "run"
-    assert run("train", "--recipe", recipe, "--cpu", "--set", "lr=0.02", "--out", out)[0] == 0
+    extra = ["--set", "lr=0.02", "--setting", "clip_norm=2"]
+    assert run("train", "--recipe", recipe, "--cpu", *extra, "--out", out)[0] == 0
     config = (out / "config.toml").read_text()
+    assert "clip_norm = 2.0" in config
     assert "epochs = 2" in config
     assert "lr = 0.02" in config
     assert "prior_precision = 3.0" in config
@@ -169,6 +171,7 @@ BAD = {
     "unknown model option": (["train", "--model", "mlp", "--model-set", "hiden=[8]"], "hidden"),
     "wrong input shape": (["train", "--data", "moons", "--model", "lenet5"], "lenet5"),
     "unknown schedule": (["train", "--schedule", "cosin"], "schedule is 'cosin'"),
+    "unknown setting": (["train", "--setting", "clipnorm=1"], "did you mean 'clip_norm'"),
     "missing recipe": (["train", "--recipe", "nowhere.toml"], "no file nowhere.toml"),
     "no such run": (["evaluate", "nowhere"], "not a run folder"),
     "no such comparison": (["report", "nowhere"], "results.json"),

@@ -14,7 +14,7 @@ from rich import progress as bars
 from rich.console import Console
 from rich.table import Table
 
-from torchbayes.cli.options import DataDir, Json, method_pairs, settings_from
+from torchbayes.cli.options import DataDir, Json, Settings, method_pairs, settings_from
 from torchbayes.compare import Comparison, Job
 from torchbayes.experiment import Experiment
 from torchbayes.methods import METHODS, find_method
@@ -114,6 +114,7 @@ def compare(
     model_set: Annotated[
         list[str] | None, typer.Option(help="A network's option, such as hidden=[64,64].")
     ] = None,
+    setting: Settings = None,
     out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("comparison"),
     resume: Annotated[bool, typer.Option("--resume", help="Keep what --out has already.")] = False,
     data_dir: DataDir = None,
@@ -131,7 +132,9 @@ def compare(
         "data": data, "model": model, "epochs": epochs, "batch_size": batch_size,
         "samples": samples, "augment": augment, "schedule": schedule,
     }  # fmt: skip
-    settings = settings_from(recipe, cpu, model_set if model_set else [], flags)
+    settings = settings_from(
+        recipe, cpu, model_set if model_set else [], setting if setting else [], flags
+    )
     tables: dict[str, dict[str, Any]] = settings.pop("methods", {})
     # A recipe compares the methods it names; without one, every method there is takes part.
     named = [m for m in tables if m in METHODS] if default else list(tables)

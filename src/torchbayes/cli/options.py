@@ -11,10 +11,10 @@ from typing import Annotated, Any
 
 import typer
 
-from torchbayes.experiment import Experiment, recipe_settings
+from torchbayes.experiment import Experiment, check_keys, recipe_settings
 from torchbayes.methods import find_method, method_options
 
-__all__ = ["DataDir", "Json", "method_pairs", "settings_from"]
+__all__ = ["DataDir", "Json", "Settings", "method_pairs", "settings_from"]
 
 DataDir = Annotated[
     Path | None,
@@ -22,6 +22,13 @@ DataDir = Annotated[
         "--data-dir",
         envvar="TORCHBAYES_DATA",
         help="A folder that already has the data files; otherwise they are downloaded to a cache.",
+    ),
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--setting",
+        help="Any other setting that a recipe can carry, such as --setting clip_norm=1; repeatable.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for a script to read.")]
@@ -79,11 +86,18 @@ def method_pairs(pairs: Sequence[str], methods: Sequence[str]) -> dict[str, dict
 
 
 def settings_from(
-    recipe: Path | None, cpu: bool, model_set: Sequence[str], flags: dict[str, Any]
+    recipe: Path | None,
+    cpu: bool,
+    model_set: Sequence[str],
+    setting: Sequence[str],
+    flags: dict[str, Any],
 ) -> dict[str, Any]:
     """The settings of a recipe with the flags that were given on top."""
     settings = {} if recipe is None else recipe_settings(recipe, cpu=cpu)
     settings |= {key: value for key, value in flags.items() if value is not None}
+    others = dict(_split(pair, "--setting") for pair in setting)
+    check_keys(others, {f.name: f for f in dataclasses.fields(Experiment)}, "--setting")
+    settings |= {name: _plain(value) for name, value in others.items()}
     if model_set:
         pairs = dict(_split(pair, "--model-set") for pair in model_set)
         given = {name: _plain(value) for name, value in pairs.items()}

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from torchbayes import distributed
-from torchbayes.cli.options import DataDir, Json, method_pairs, settings_from
+from torchbayes.cli.options import DataDir, Json, Settings, method_pairs, settings_from
 from torchbayes.data import read_image
 from torchbayes.data.transform import Normalise
 from torchbayes.experiment import Experiment, TrainedRun
@@ -77,6 +77,7 @@ def train(
         list[str] | None,
         typer.Option(help="A network's option, such as --model-set hidden=[64,64]; repeatable."),
     ] = None,
+    setting: Settings = None,
     out: Annotated[
         Path | None, typer.Option(help="Run folder; runs/DATA-MODEL-METHOD-SEED if not given.")
     ] = None,
@@ -99,7 +100,9 @@ def train(
         "schedule": schedule, "milestones": drops, "gamma": gamma, "warmup_epochs": warmup_epochs,
         "cycles": cycles, "low": low, "clip_norm": clip_norm, "amp": amp, "accumulate": accumulate,
     }  # fmt: skip
-    settings = settings_from(recipe, cpu, model_set if model_set else [], flags)
+    settings = settings_from(
+        recipe, cpu, model_set if model_set else [], setting if setting else [], flags
+    )
     settings.pop("methods", None)
     name = settings.get("method", Experiment.method)
     pairs = method_pairs(set_ if set_ else [], [name])[name]

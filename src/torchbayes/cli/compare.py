@@ -30,9 +30,9 @@ _COLUMNS = {
     "nll": ("NLL ↓", False, 4),
     "ece": ("ECE ↓", False, 4),
     "brier": ("Brier ↓", False, 4),
-    "auroc_misclassification": ("AUROC errors ↑", True, 3),
+    "auroc_misclassification": ("AUROC err ↑", True, 3),
     "auroc_ood": ("AUROC OOD ↑", True, 3),
-    "seconds": ("seconds", None, 1),
+    "seconds": ("time s", None, 1),
 }
 
 

@@ -93,6 +93,18 @@ def test_frozen_and_unused_weights() -> None:
     assert_equal(some, {name: everything[name] for name in some})
 
 
+def test_a_weight_that_only_some_passes_use() -> None:
+    net, (x, y) = network(), data()
+    net.sometimes = nn.Linear(3, 3).double()
+    capture = Capture(net, dict(net.named_parameters()))
+    for uses in (True, False, True, False):
+        with capture.block():
+            net.zero_grad()
+            out = nn.Sequential(*list(net)[:6])(x)
+            F.cross_entropy(net.sometimes(out) if uses else out, y).backward()
+        assert (capture.squares(net.sometimes.weight) is not None) == uses
+
+
 def test_one_example_has_the_square_of_the_gradient_whatever_the_network_does() -> None:
     """Dropout in attention, in a recurrent layer and on activations, and group norm."""
     torch.manual_seed(0)

@@ -343,6 +343,27 @@ def test_misuse_is_named(name: str) -> None:
         late.backward()
 
 
+@every_random
+def test_a_look_at_a_draw_is_not_a_step(name: str) -> None:
+    nets = network(), network()
+    optimizers = [make(name, net) for net in nets]
+    x, y = data()
+    for net, optimizer in zip(nets, optimizers, strict=True):
+        train(net, optimizer, 2)
+    state = optimizers[0].generator.get_state()
+    nets[0].eval()
+    with optimizers[0].sampled(), torch.no_grad():
+        nets[0](x)
+    nets[0].train()
+    optimizers[0].generator.set_state(state)
+    for net, optimizer in zip(nets, optimizers, strict=True):
+        with optimizer.sampled():
+            optimizer.zero_grad()
+            F.cross_entropy(net(x), y).backward()
+        optimizer.step()
+    assert_equal(weights(nets[0]), weights(nets[1]))
+
+
 BAD = [
     ({"train_size": 0}, "train_size is 0"),
     ({"train_size": 2.5}, "train_size is 2.5"),

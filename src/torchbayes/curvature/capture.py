@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_leaves
 from torchbayes.curvature.factors import FactorSums
 from torchbayes.curvature.generic import broadcasts_examples, generic, is_in_place, record_broadcast
 from torchbayes.curvature.loss import check_mean_loss
+from torchbayes.curvature.marks import has_new_gradient, mark_gradients
 from torchbayes.curvature.opened import opened
 from torchbayes.curvature.rules import RULES
 from torchbayes.curvature.tracking import Tracker
@@ -102,14 +103,14 @@ class Capture(TorchFunctionMode):
         """Watch what happens inside; nothing of it is left after an exception."""
         self._clear()
         self.tracker.begin(self.model)
-        before = {key: _grad_mark(p) for key, p in self.tracker.weights.items()}
+        mark_gradients(self.tracker.weights.values())
         handle = self.model.register_forward_pre_hook(
             lambda _module, args, kwargs: self.tracker.saw_inputs((args, kwargs)), with_kwargs=True
         )
         try:
             with self:
                 yield
-            self._check_seen(before)
+            self._check_seen()
         except BaseException:
             self._clear()
             raise
@@ -124,10 +125,10 @@ class Capture(TorchFunctionMode):
         for sums in self.factors.values():
             sums.clear()
 
-    def _check_seen(self, before: Mapping[int, tuple[int, int] | None]) -> None:
+    def _check_seen(self) -> None:
         """Raise a `ValueError` if a weight got a gradient in a way that the mode has not seen."""
         for key, p in self.tracker.weights.items():
-            if key not in self.uses.seen and p.requires_grad and _grad_mark(p) != before[key]:
+            if key not in self.uses.seen and p.requires_grad and has_new_gradient(p):
                 raise ValueError(
                     f"{self.tracker.describe(p)} has a gradient but torchbayes did not see where it was "
                     "used: call the plain module, neither scripted nor compiled, and checkpoint activations "
@@ -239,8 +240,3 @@ class Capture(TorchFunctionMode):
         if any(id(g) in own for g in gradients):
             self.unscaled = float(inv_scale)
         _UNSCALE(gradients, found_inf, inv_scale)
-
-
-def _grad_mark(parameter: Tensor) -> tuple[int, int] | None:
-    gradient = parameter.grad
-    return None if gradient is None else (id(gradient), gradient._version)

@@ -94,6 +94,9 @@ def products_of_pairs(x: Tensor, g: Tensor, total: Tensor, fresh: bool) -> None:
         fresh: Whether to overwrite.
     """
     positions = x.shape[1]
+    if positions == 1:
+        total.addmm_(g[:, 0].square().t(), x[:, 0].square(), beta=0.0 if fresh else 1.0)
+        return
     for shift in range(positions):
         size = positions - shift
         a = (x[:, :size] * x[:, shift:]).flatten(0, 1)

@@ -16,9 +16,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from torchbayes import distributed
 from torchbayes.curvature import Capture, check_mean_loss
+from torchbayes.curvature.marks import has_new_gradient, mark_gradients
 from torchbayes.curvature.products import Scratch
 from torchbayes.noise import normals_
 from torchbayes.optim.statistics import Bank, Statistics
@@ -169,8 +171,9 @@ class WeightOptimizer(torch.optim.Optimizer):
     def sampled(self) -> Iterator[None]:
         """Put a draw in the place of the mean weights; run forward and backward passes inside.
 
-        Several blocks before a `step()` are averaged, each counting its examples. The mean is put back at
-        the end of the block, also after an exception, and then the block does not count.
+        Several blocks before a `step()` are averaged, each counting its examples; a block without a backward
+        pass does not count. The mean is put back at the end of the block, also after an exception, and then
+        the block does not count either.
         """
         if self._inside:
             raise RuntimeError("sampled() is already open: end it before drawing again")
@@ -178,6 +181,7 @@ class WeightOptimizer(torch.optim.Optimizer):
         with torch.no_grad():
             chosen = self._draw() if self.random else []
         means = [p.data for p, _ in chosen]
+        mark_gradients(self._parameters())
         self._inside = True
         try:
             for p, draw in chosen:
@@ -187,10 +191,10 @@ class WeightOptimizer(torch.optim.Optimizer):
         finally:
             for (p, _), mean in zip(chosen, means, strict=True):
                 p.data = mean
-            # A backward pass after the block would use the mean where the forward pass used the draw.
-            torch.autograd.graph.increment_version([p for p, _ in chosen])
+                # A backward pass after the block would use the mean where the forward pass used the draw.
+                torch.autograd.graph.increment_version(p)
             self._inside = False
-        self._unbanked = True
+        self._unbanked = any(has_new_gradient(p) for p in self._parameters())
 
     def _draw(self) -> list[tuple[Tensor, Tensor]]:
         groups = [(group, self._perturbable(group)) for group in self.param_groups]
@@ -235,7 +239,7 @@ class WeightOptimizer(torch.optim.Optimizer):
         return [p for group in self.param_groups for p in group["params"]]
 
     def _count_examples(self, _module: nn.Module, args: Any, kwargs: Any) -> None:
-        for value in (*args, *kwargs.values()):
+        for value in tree_leaves((args, kwargs)):
             if isinstance(value, Tensor) and value.dim() > 0:
                 self._local_examples += value.shape[0]
                 self._largest_call = max(self._largest_call, value.shape[0])
@@ -266,7 +270,8 @@ class WeightOptimizer(torch.optim.Optimizer):
         if found_inf is not None and float(found_inf) > 0:
             self._forget()
             return loss
-        if not self._unbanked and self._bank.empty:
+        alone = distributed.world_size() == 1  # a process may have no examples of a batch
+        if not self._unbanked and self._bank.empty and alone:
             raise RuntimeError(
                 "step() has no gradients of a draw: call step(closure), or run the backward pass inside "
                 "`with optimizer.sampled():` first"

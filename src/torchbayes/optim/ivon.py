@@ -42,9 +42,8 @@ def ivon_draw(
 ) -> None:
     """Overwrite standard normal `noise` ε with θ = μ + ε/√(λ(h + δ)); `u` is overwritten too."""
     _plus(h, delta, u)
-    torch._foreach_rsqrt_(u)
     for epsilon, mean, root in zip(noise, mu, u, strict=True):
-        torch.addcmul(mean, epsilon, root, value=lam**-0.5, out=epsilon)
+        torch.addcmul(mean, epsilon, root.rsqrt_(), value=lam**-0.5, out=epsilon)
 
 
 def ivon_curvature(

@@ -46,9 +46,8 @@ def vogn_draw(
 ) -> None:  # fmt: skip
     """Lines 8 and 9: overwrite standard normal `noise` ε with w = μ + εσ; `u` is overwritten too."""
     _denominator(s, delta, gamma, u)
-    torch._foreach_rsqrt_(u)
     for epsilon, mean, root in zip(noise, mu, u, strict=True):
-        torch.addcmul(mean, epsilon, root, value=(tau / n) ** 0.5, out=epsilon)  # line 9
+        torch.addcmul(mean, epsilon, root.rsqrt_(), value=(tau / n) ** 0.5, out=epsilon)  # line 9
 
 
 def vogn_update(

@@ -1,80 +1,58 @@
 """The time of one Bayes by Backprop step relative to a plain Adam step on the same network.
 
 All variants take turns, so that what else the machine does falls on all of them alike; the ratios are of
-medians. Both sides use torch's fused Adam, which is the harder comparison for Bayes by Backprop.
+medians. Both sides use torch's fused Adam, the harder comparison; the same step with Adam as torch has it
+by default is shown beside it. Prints peak memory too, where asked: each variant then has a process of its
+own.
 
-    python benchmarks/bbb_step.py [--rounds 60] [--threads 2] [--network mlp]
+    python benchmarks/bbb_step.py [--rounds 40] [--threads 2] [--network mlp] [--variant flipout] [--memory]
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
-import time
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from timing import interleaved, ratios, show
+from torch import nn
 
+from torchbayes.models import lenet5, mlp, resnet20
 from torchbayes.prior import GaussianPrior, ScaleMixturePrior
 from torchbayes.variational import MeanField, flipout, local_reparameterisation, shared_draw
 
-
-class Block(nn.Module):
-    """Two convolutions and a shortcut, without norm."""
-
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(inputs, outputs, 3, stride, 1)
-        self.second = nn.Conv2d(outputs, outputs, 3, 1, 1)
-        self.stride, self.extra = stride, outputs - inputs
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Add to the shortcut, which is padded where there are more channels."""
-        shortcut = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.extra))
-        return F.relu(shortcut + 0.3 * self.second(F.relu(self.first(x))))
-
-
-def mlp() -> tuple[nn.Module, Tensor]:
-    layers = [
-        nn.Linear(784, 1200),
-        nn.ReLU(),
-        nn.Linear(1200, 1200),
-        nn.ReLU(),
-        nn.Linear(1200, 10),
-    ]
-    return nn.Sequential(*layers), torch.randn(128, 784)
-
-
-def lenet() -> tuple[nn.Module, Tensor]:
-    layers = [
-        *(nn.Conv2d(3, 6, 5), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
-        *(nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10)),
-    ]
-    return nn.Sequential(*layers), torch.randn(128, 3, 32, 32)
-
-
-def resnet20() -> tuple[nn.Module, Tensor]:
-    widths = [16, 16, 16, 32, 32, 32, 64, 64, 64]
-    before = [16, *widths[:-1]]
-    blocks = [Block(i, o, 1 if i == o else 2) for i, o in zip(before, widths, strict=True)]
-    pool = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)]
-    return nn.Sequential(nn.Conv2d(3, 16, 3, 1, 1), *blocks, *pool), torch.randn(64, 3, 32, 32)
-
-
-NETWORKS = {"mlp": mlp, "lenet": lenet, "resnet20": resnet20}
-VARIANTS = {
-    "shared draw, Gaussian prior": (shared_draw, GaussianPrior()),
-    "shared draw, mixture prior": (shared_draw, ScaleMixturePrior()),
-    "flipout, Gaussian prior": (flipout, GaussianPrior()),
-    "local reparameterisation, Gaussian prior": (local_reparameterisation, GaussianPrior()),
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "mlp": (lambda: mlp(784, hidden=(1200, 1200)), (128, 784)),
+    "lenet5": (lenet5, (128, 3, 32, 32)),
+    "resnet20": (lambda: resnet20(batch_norm=False), (64, 3, 32, 32)),
+}
+TARGETS = {
+    "shared draw": {"mlp": 2.0, "lenet5": 1.15, "resnet20": 1.08},
+    "flipout": {"mlp": 3.0, "lenet5": 2.0, "resnet20": 2.1},
+}
+VARIANTS: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "Adam": lambda net: net,
+    "Adam, not fused": lambda net: net,
+    "shared draw": lambda net: MeanField(net, GaussianPrior(), shared_draw),
+    "shared draw, mixture prior": lambda net: MeanField(net, ScaleMixturePrior(), shared_draw),
+    "flipout": lambda net: MeanField(net, GaussianPrior(), flipout),
+    "local reparameterisation": lambda net: MeanField(
+        net, GaussianPrior(), local_reparameterisation
+    ),
 }
 
 
-def step_of(net: nn.Module, inputs: Tensor, targets: Tensor) -> Callable[[], None]:
-    optimizer = torch.optim.Adam(net.parameters(), fused=True)
+def step_of(network: str, variant: str) -> Callable[[], None]:
+    make, shape = NETWORKS[network]
+    torch.manual_seed(0)
+    net = VARIANTS[variant](make())
+    inputs, targets = torch.randn(shape), torch.randint(10, shape[:1])
+    fused = None if variant == "Adam, not fused" else True
+    optimizer = torch.optim.Adam(net.parameters(), fused=fused)
 
     def step() -> None:
         optimizer.zero_grad()
@@ -87,29 +65,43 @@ def step_of(net: nn.Module, inputs: Tensor, targets: Tensor) -> Callable[[], Non
     return step
 
 
+def peak_memory(network: str, variant: str) -> float:
+    """The peak resident size in MB of a process that takes three steps, less that of importing torch."""
+    code = (
+        "import resource, runpy, sys\n"
+        f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        f"space = runpy.run_path({__file__!r})\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        f"step = space['step_of']({network!r}, {variant!r})\n"
+        "for _ in range(3): step()\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return int(done.stdout.split()[-1]) / 1024
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=60)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--network", choices=NETWORKS, action="append")
+    parser.add_argument("--variant", choices=VARIANTS, action="append")
+    parser.add_argument("--memory", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    for name in arguments.network or NETWORKS:
-        net, inputs = NETWORKS[name]()
-        targets = torch.randint(10, (len(inputs),))
-        steps = {"plain Adam": step_of(net, inputs, targets)}
-        for variant, (estimator, prior) in VARIANTS.items():
-            wrapped = MeanField(NETWORKS[name]()[0], prior, estimator)
-            steps[variant] = step_of(wrapped, inputs, targets)
-        times: dict[str, list[float]] = {variant: [] for variant in steps}
-        for _ in range(arguments.rounds):
-            for variant, step in steps.items():
-                start = time.perf_counter()
-                step()
-                times[variant].append(time.perf_counter() - start)
-        plain = statistics.median(times["plain Adam"])
-        for variant in VARIANTS:
-            print(f"{name:9} {variant:42} {statistics.median(times[variant]) / plain:.2f} × Adam")
+    chosen = VARIANTS if arguments.variant is None else arguments.variant
+    variants = ["Adam", *(name for name in chosen if name != "Adam")]
+    for network in NETWORKS if arguments.network is None else arguments.network:
+        jobs = {name: step_of(network, name) for name in variants}
+        table = ratios(interleaved(jobs, rounds=arguments.rounds), to="Adam")
+        for name in variants[1:]:
+            target = TARGETS.get(name, {}).get(network)
+            label = name if target is None else f"{name} (target {target})"
+            if arguments.memory:
+                share = peak_memory(network, name) / peak_memory(network, "Adam")
+                label += f", memory {share:.2f} ×"
+            table[label] = table.pop(name)
+        show(f"{network}: one step relative to fused Adam", table)
 
 
 if __name__ == "__main__":

@@ -22,9 +22,9 @@ from torch import Tensor
 
 __all__ = ["normal_", "normals_", "random_signs"]
 
-# Elements per child generator: about half a millisecond of work, so that waking a thread (some 50 µs) and
+# Elements per child generator: a few hundred microseconds of work, so that waking a thread (some 50 µs) and
 # seeding a child (5 µs) do not matter.
-_CHUNK = 1 << 17
+_CHUNK = 1 << 16
 
 
 def normal_(tensor: Tensor, generator: torch.Generator | None = None) -> Tensor:

@@ -15,11 +15,15 @@ from torch import Tensor
 __all__ = ["Pool"]
 
 
+# Older builds of torch have it only with CUDA. Without it nothing is used again, and all else is the same.
+_use_count = getattr(torch._C, "_storage_Use_Count", None)
+
+
 def _references(tensor: Tensor) -> int:
-    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+    return -1 if _use_count is None else int(_use_count(tensor.untyped_storage()._cdata))
 
 
-_UNUSED = _references(torch.empty(1))
+_UNUSED = max(0, _references(torch.empty(1)))
 
 
 class Pool:

@@ -15,7 +15,6 @@ hand and the KL term's gradients cost next to nothing.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -26,13 +25,14 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from torchbayes.noise import normals_
+from torchbayes.noise import normal_
 from torchbayes.prior import Prior
 from torchbayes.variational.buffers import Pool
 from torchbayes.variational.kl import KLTerm, Part, kl_term
 from torchbayes.variational.slabs import Slab
+from torchbayes.variational.softplus import softplus
 
-__all__ = ["Draw", "Drawn", "Spread", "inverse_softplus", "softplus"]
+__all__ = ["Draw", "Drawn", "Spread"]
 
 
 class Spread(Enum):
@@ -60,39 +60,6 @@ class Drawn:
     spread: Tensor | None = None
 
 
-def softplus(rho: Tensor, out: Tensor, slope: Tensor, scratch: Tensor) -> None:
-    """Write σ = log(1 + exp ρ) to `out` and dσ/dρ to `slope`.
-
-    ρ is held where neither exp ρ nor σ leaves the type's range: σ is never 0 and the slope never NaN.
-
-    Args:
-        rho: ρ.
-        out: For σ.
-        slope: For dσ/dρ = exp ρ / (1 + exp ρ).
-        scratch: To be overwritten.
-    """
-    limits = torch.finfo(rho.dtype)
-    low, high = math.log(limits.tiny) + 0.01, 0.9 * math.log(limits.max)
-    if rho.device.type == "cpu" and _between(rho, low, high):
-        torch.exp(rho, out=slope)  # reading ρ twice costs less than writing it once more
-    else:
-        torch.clamp(rho, low, high, out=slope).exp_()
-    torch.log1p(slope, out=out)
-    slope.div_(torch.add(slope, 1, out=scratch))
-
-
-def _between(tensor: Tensor, low: float, high: float) -> bool:
-    if not tensor.numel():
-        return True
-    least, most = tensor.aminmax()
-    return float(least) >= low and float(most) <= high
-
-
-def inverse_softplus(std: Tensor) -> Tensor:
-    """The ρ whose softplus is `std`: log(exp σ − 1), without overflow."""
-    return std + torch.log(-torch.expm1(-std))
-
-
 def _without_autocast(device_type: str) -> AbstractContextManager[object]:
     if not torch.is_autocast_enabled(device_type):
         return nullcontext()
@@ -116,7 +83,9 @@ class _Slot:
     term: KLTerm
     spread: Spread
     noise: Tensor | None
+    eager: bool
     part: Part | None = None
+    kl: Tensor | None = None
     spent: bool = False
 
     def measure(self, parameters: Sequence[Tensor]) -> Part:
@@ -147,6 +116,13 @@ class _Slot:
         # Not as views: autograd takes a view for changed whenever anything in its buffer has been.
         samples = [weight.detach() for weight in self.slab.weights(self.pool, sample)]
         return samples, [weight.detach() for weight in spreads]
+
+    def value(self) -> Tensor:
+        """The slab's share of the KL term."""
+        if self.kl is None:
+            assert self.part is not None
+            self.kl = self.term.value(self.pool, self.slab, self.names, self.part)
+        return self.kl
 
     def gradients(
         self,
@@ -198,6 +174,7 @@ class Draw:
         prior: What the KL term is about.
         spread: What the estimator needs.
         noise: Whether to draw.
+        kl: Whether `kl` is likely to be called: its value costs less while the draw is in the cache.
         generator: Where ε comes from.
 
     Attributes:
@@ -216,19 +193,19 @@ class Draw:
         *,
         spread: Spread = Spread.NONE,
         noise: bool = True,
+        kl: bool = True,
         generator: torch.Generator | None = None,
     ) -> None:
         self.prior, self._term = prior, kl_term(prior)
         self._parameters = [*means, *rhos]
         self._seen = self._look()
-        noises = [slab.take(pool) if noise else None for slab in slabs]
-        normals_([tensor for tensor in noises if tensor is not None], generator)
         self._slots: list[_Slot] = []
         self._tokens: list[Tensor] = []
         drawn: dict[int, Drawn] = {}
-        for slab, epsilon in zip(slabs, noises, strict=True):
+        for slab in slabs:  # one after the other, while what they share is in the cache
             own = [names[i] for i in slab.indices]
-            slot = _Slot(pool, slab, own, self._term, spread, epsilon)
+            epsilon = normal_(slab.take(pool), generator) if noise else None
+            slot = _Slot(pool, slab, own, self._term, spread, epsilon, kl)
             *outputs, token = _DrawFunction.apply(  # type: ignore[no-untyped-call]
                 slot, *(means[i] for i in slab.indices), *(rhos[i] for i in slab.indices)
             )
@@ -264,17 +241,12 @@ class Draw:
         """The KL term, differentiable by way of this draw."""
         device = self._tokens[0].device
         total = torch.stack([token.to(device) for token in self._tokens]).sum()
-        values = []
         with torch.no_grad(), _without_autocast(device.type):
-            for slot in self._slots:
-                assert slot.part is not None
-                value = self._term.value(slot.pool, slot.slab, slot.names, slot.part)
-                values.append(value.to(device))
-            total_value = torch.stack(values).sum()
-        if self._term.complete:
-            return total + total_value.to(total.dtype)
-        log_prior = self.prior.log_prob({weight.name: weight.sample for weight in self.drawn})
-        return total + (total_value - log_prior).to(total.dtype)
+            value = torch.stack([slot.value().to(device) for slot in self._slots]).sum()
+        if not self._term.complete:
+            weights = {weight.name: weight.sample for weight in self.drawn}
+            value = value - self.prior.log_prob(weights)
+        return total + value.to(total.dtype)
 
 
 class _DrawFunction(torch.autograd.Function):
@@ -289,10 +261,13 @@ class _DrawFunction(torch.autograd.Function):
         with _without_autocast(slab.device.type):
             part = slot.measure(parameters)
             samples, spreads = ([], []) if slot.noise is None else slot.sample(part)
+            slot.part = part
+            if slot.eager:
+                slot.value()
         # Held as well as saved. Autograd lets go of what is saved when the graph has been used, `backward`
         # of what is held, so that buffers are free in time for the next draw; and the KL term and the
         # likelihood can be differentiated one after the other.
-        slot.part = ctx.part = part
+        ctx.part = part
         ctx.slot, ctx.parameters = slot, parameters
         ctx.save_for_backward(*part.tensors())
         aliases = [mean.detach() for mean in means] if spreads else []

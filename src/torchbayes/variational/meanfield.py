@@ -26,17 +26,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
-from torchbayes.parameters import norm_parameters, trainable
 from torchbayes.posterior import Gaussian, Weights, Wrapper, snapshot
 from torchbayes.prior import GaussianPrior, Prior
 from torchbayes.variational.buffers import Pool
-from torchbayes.variational.draw import Draw, Spread, inverse_softplus, softplus
+from torchbayes.variational.draw import Draw, Spread
 from torchbayes.variational.estimators import Estimator, shared_draw
 from torchbayes.variational.kl import kl_term
+from torchbayes.variational.selection import aliases, chosen, places, tree
 from torchbayes.variational.slabs import Slab, slabs_of
+from torchbayes.variational.softplus import inverse_softplus, softplus
 
 __all__ = ["MeanField"]
 
@@ -45,11 +45,18 @@ _MOPED_FLOOR = 1e-3
 
 
 class _Scratch:
-    """What a mean field keeps between calls that is no part of its state; copies are empty."""
+    """What a mean field keeps between calls that is no part of its state; copies are empty.
+
+    Attributes:
+        pool: Large tensors to be used again.
+        last: The last draw.
+        asked: Whether `kl` was called for the last draw, so that it is likely to be for the next.
+    """
 
     def __init__(self) -> None:
         self.pool = Pool()
         self.last: Draw | None = None
+        self.asked = True
         self._slabs: list[Slab] = []
         self._means: list[Tensor] = []
 
@@ -139,25 +146,26 @@ class MeanField(Wrapper):
                 f"prior is a {type(prior).__name__}: expected a torchbayes prior such as GaussianPrior(…)"
             )
         self.prior, self.estimator, self.generator = prior, estimator, generator
-        chosen = _chosen(model, params)
-        self._names = list(chosen)
-        self.rho = _tree({name: _initial_rho(p, init_std, init) for name, p in chosen.items()})
-        self._aliases = _aliases(model, chosen)
+        weights = chosen(model, params)
+        self._names = list(weights)
+        self.rho = tree({name: _initial_rho(p, init_std, init) for name, p in weights.items()})
+        self._aliases = aliases(model, weights)
         # Where to find every μ and ρ: walking through the modules' names takes longer than a small layer.
-        self._places = [_places(module, self._names) for module in (model, self.rho)]
+        self._places = [places(module, self._names) for module in (model, self.rho)]
         self.rule_hits: Counter[str] = Counter()
         self._drawing: bool | None = None
         self._noticed = False
         self._scratch = _Scratch()
         if isinstance(prior, GaussianPrior):
-            for name, weight in chosen.items():
+            for name, weight in weights.items():
                 prior.moments(name, weight.detach())  # raises if the prior has none for this weight
 
     def _means_and_rhos(self) -> tuple[list[Tensor], list[Tensor]]:
-        means, rhos = ([getattr(m, leaf) for m, leaf in places] for places in self._places)
+        means, rhos = ([getattr(m, leaf) for m, leaf in places_] for places_ in self._places)
         return means, rhos
 
     def _draw(self, spread: Spread = Spread.NONE, *, noise: bool = True) -> Draw:
+        asked, self._scratch.asked = self._scratch.asked, False
         self._scratch.last = None  # so that its buffers are free for this draw
         means, rhos = self._means_and_rhos()
         draw = Draw(
@@ -169,6 +177,7 @@ class MeanField(Wrapper):
             self.prior,
             spread=spread,
             noise=noise,
+            kl=asked,
             generator=self.generator,
         )
         self._scratch.last = draw
@@ -205,7 +214,7 @@ class MeanField(Wrapper):
         Exact for a `GaussianPrior`. For any other prior it is log q(w) − log p(w) of the last draw, the
         one that the likelihood was computed with, and of a new one if there is none in hand.
         """
-        draw = self._scratch.last
+        draw, self._scratch.asked = self._scratch.last, True
         if draw is None or draw.prior is not self.prior or not draw.current():
             draw = self._draw(noise=not kl_term(self.prior).closed)
         return draw.kl()
@@ -266,79 +275,11 @@ class MeanField(Wrapper):
         return f"{count:,} random weights, {self.estimator.__name__}, {type(self.prior).__name__}"
 
 
-def _chosen(model: nn.Module, params: Iterable[str] | None) -> Weights:
-    """The parameters that get a distribution."""
-    own = trainable(model)
-    for name, parameter in own.items():
-        if is_lazy(parameter):
-            raise ValueError(
-                f"weight {name!r} has no shape yet: run a batch through the network before wrapping it"
-            )
-    norms = norm_parameters(model)
-    rest: Weights = {
-        name: p for name, p in own.items() if name not in norms and p.is_floating_point()
-    }
-    if params is not None:
-        if isinstance(params, str):
-            params = [params]
-        names: set[str] = set()
-        for wanted in params:
-            below = {name for name in rest if name.startswith(f"{wanted}.") or not wanted}
-            found = {wanted} if wanted in own else below
-            if not found:
-                raise ValueError(
-                    f"{type(model).__name__} has no trainable weight or module {wanted!r}: "
-                    "see model.named_parameters()"
-                )
-            names |= found
-        rest = {name: p for name, p in own.items() if name in names}
-    if not rest:
-        raise ValueError(
-            f"{type(model).__name__} has no trainable weights to be uncertain about besides norm layers': "
-            "name some in params=…"
-        )
-    return rest
-
-
 def _initial_rho(weight: Tensor, init_std: float, init: str) -> Tensor:
     weight = weight.detach()
     if init == "moped":
         return inverse_softplus(weight.abs().clamp_min(_MOPED_FLOOR).mul(init_std))
     return inverse_softplus(torch.full_like(weight, init_std))
-
-
-def _tree(tensors: Weights) -> nn.Module:
-    """A module whose parameters have the given dotted names."""
-    root = nn.Module()
-    for name, tensor in tensors.items():
-        *path, leaf = name.split(".")
-        node = root
-        for part in path:
-            if part not in node._modules:
-                node.add_module(part, nn.Module())
-            node = node.get_submodule(part)
-        node.register_parameter(leaf, nn.Parameter(tensor))
-    return root
-
-
-def _aliases(model: nn.Module, chosen: Weights) -> dict[str, list[str]]:
-    """All the names under which the chosen weights are used, one for each place that holds them.
-
-    torch can find the names of tied weights by itself, but where one module has two names it then
-    does not put the weights back (torch 2.13).
-    """
-    first = {id(weight): name for name, weight in chosen.items()}
-    result: dict[str, list[str]] = {name: [] for name in chosen}
-    for prefix, module in model.named_modules():
-        for leaf, weight in module._parameters.items():
-            if id(weight) in first:
-                result[first[id(weight)]].append(f"{prefix}.{leaf}" if prefix else leaf)
-    return result
-
-
-def _places(module: nn.Module, names: list[str]) -> list[tuple[nn.Module, str]]:
-    split = [name.rpartition(".") for name in names]
-    return [(module.get_submodule(path), leaf) for path, _, leaf in split]
 
 
 def _first_length(args: Any, kwargs: Any) -> int | None:

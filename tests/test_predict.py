@@ -705,3 +705,15 @@ def test_a_failing_loader_leaves_the_model_alone() -> None:
         tb.recalibrate_batchnorm(model, tb.snapshot(model), loader())
     assert_as_before(model, before)
     assert model.norm1.momentum == 0.3
+
+
+def test_a_module_that_stands_at_two_places_keeps_its_weights() -> None:
+    """torch's functional_call does not put them back by itself."""
+    shared = nn.Linear(3, 3)
+    model = nn.Sequential(shared, nn.Tanh(), shared)
+    own, value = shared.weight, shared.weight.detach().clone()
+    posterior = tb.Gaussian(tb.snapshot(model), {"0.weight": torch.ones(3, 3)})
+    for samples in (1, 8):
+        tb.predictive(model, posterior, torch.randn(4, 3), samples=samples)
+        assert shared.weight is own
+        assert torch.equal(shared.weight, value)

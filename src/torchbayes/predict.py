@@ -92,13 +92,19 @@ def predictive(
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    modes = [(module, module.training) for module in model.modules()]
+    before = [
+        (module, module.training, dict(module._parameters), dict(module._buffers))
+        for module in model.modules()
+    ]
     try:
         model.eval()
         yield
     finally:
-        for module, mode in modes:
+        for module, mode, parameters, buffers in before:
             module.training = mode
+            # functional_call leaves the draw in a module that stands at two places in the model.
+            module._parameters.update(parameters)
+            module._buffers.update(buffers)
 
 
 def _is_loader(inputs: Any) -> bool:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from scipy import stats
 
+from torchbayes import noise
 from torchbayes.noise import normal_, normals_, random_signs
 
 LARGE = 1_000_003  # several chunks, the last of them odd
@@ -36,6 +37,25 @@ def test_numbers_do_not_depend_on_the_number_of_threads() -> None:
         results.append(tensors)
     for other in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+@pytest.mark.usefixtures("threads")
+def test_threads_of_our_own_give_the_same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.set_num_threads(2)
+    first = normal_(torch.empty(LARGE), seeded())
+    monkeypatch.setattr(noise, "_openmp", lambda: None)
+    assert torch.equal(first, normal_(torch.empty(LARGE), seeded()))
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("own", [True, False])
+def test_errors_in_threads_are_raised(own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.set_num_threads(2)
+    if own:
+        monkeypatch.setattr(noise, "_openmp", lambda: None)
+    whole = torch.zeros(LARGE, dtype=torch.int64)  # there are no normal whole numbers
+    with pytest.raises(NotImplementedError):
+        normal_(whole, seeded())
 
 
 def test_the_masters_state_is_all_there_is() -> None:

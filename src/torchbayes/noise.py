@@ -11,11 +11,13 @@ Mersenne twister.
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -70,12 +72,17 @@ def normals_(tensors: Sequence[Tensor], generator: torch.Generator | None = None
 
 
 def _fill(jobs: deque[tuple[Tensor, int]]) -> None:
+    workers = min(torch.get_num_threads(), len(jobs))
     inference = torch.is_inference_mode_enabled()
-    others = min(torch.get_num_threads(), len(jobs)) - 1
-    running = [_threads().submit(_work, jobs, inference) for _ in range(others)]
-    _work(jobs, inference)
-    for future in running:
-        future.result()
+    if workers == 1:
+        _work(jobs, inference)
+    elif _openmp() is not None:
+        _fill_by_openmp(jobs, workers, inference)
+    else:
+        running = [_threads().submit(_work, jobs, inference) for _ in range(workers - 1)]
+        _work(jobs, inference)
+        for future in running:
+            future.result()
 
 
 def _work(jobs: deque[tuple[Tensor, int]], inference: bool) -> None:
@@ -87,6 +94,41 @@ def _work(jobs: deque[tuple[Tensor, int]], inference: bool) -> None:
             except IndexError:
                 return
             chunk.normal_(generator=child.manual_seed(seed))
+
+
+_Region = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+@cache
+def _openmp() -> Callable[..., None] | None:
+    """The entry to a parallel region of the OpenMP library that torch's own operations run on, if there.
+
+    After an operation its threads spin for some milliseconds in case there is another one. Threads of our
+    own would have to share the cores with them; on two cores that costs all that there is to gain.
+    """
+    try:
+        enter = ctypes.CDLL(None).GOMP_parallel
+    except (AttributeError, OSError, TypeError):
+        return None
+    enter.argtypes = [_Region, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+    enter.restype = None
+    return cast(Callable[..., None], enter)
+
+
+def _fill_by_openmp(jobs: deque[tuple[Tensor, int]], workers: int, inference: bool) -> None:
+    errors: list[BaseException] = []
+
+    def work(_data: int | None) -> None:
+        try:
+            _work(jobs, inference)
+        except BaseException as error:  # it cannot pass through the library's frames
+            errors.append(error)
+
+    enter = _openmp()
+    assert enter is not None
+    enter(_Region(work), None, workers, 0)
+    if errors:
+        raise errors[0]
 
 
 @cache

@@ -1,0 +1,19 @@
+"""Evidence: recipes run and recorded, the papers' claims judged by what was measured.
+
+recipes/PAPER/NAME.toml ──run──► results/PAPER/NAME.json ──claims.toml──► docs/results.md
+"""
+
+from torchbayes.evidence.claims import Claim, Judgement, judge, read_claims
+from torchbayes.evidence.page import results_page
+from torchbayes.evidence.record import Record, read_records, record_of
+
+__all__ = [
+    "Claim",
+    "Judgement",
+    "Record",
+    "judge",
+    "read_claims",
+    "read_records",
+    "record_of",
+    "results_page",
+]

@@ -1,0 +1,126 @@
+"""Verdicts follow from the figures, and conditions can do nothing but compare."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from torchbayes.evidence import Claim, Record, judge, read_claims, read_records, results_page
+from torchbayes.evidence.record import Figure, record_of
+
+RESULTS = {
+    "created": "2026-01-02T03:04:05+00:00",
+    "settings": {"epochs": 3, "seeds": [0, 1], "command": "x", "seed": 0},
+    "methods": {
+        "bbb": {
+            "summary": "…",
+            "runs": [
+                {"seed": 0, "folder": "a", "error": 0.02, "seconds": 30.0, "brier": None},
+                {"seed": 1, "folder": "b", "error": 0.04, "seconds": 90.0, "brier": 0.5},
+            ],
+        }
+    },
+}
+CLAIM = Claim(
+    "A paper",
+    "Table 1",
+    "It is good",
+    "1 %",
+    {"error": "paper/name#bbb/error"},
+    "{error:.1%}",
+    "error <= 0.01",
+    "error <= 0.05",
+)
+
+
+@pytest.fixture
+def record() -> Record:
+    return record_of("paper/name", "A title", "cpu", "torchbayes recipes run paper/name", RESULTS)
+
+
+def test_record_has_mean_and_sample_deviation(record: Record) -> None:
+    figure = record.rows["bbb"]["error"]
+    assert figure.mean == pytest.approx(0.03)
+    assert figure.spread == pytest.approx(0.02 / 2**0.5)
+    assert record.seconds == 120
+    assert record.seeds == (0, 1)
+    assert "brier" not in record.rows["bbb"]  # one seed has none
+    assert record.settings == {"epochs": 3}
+
+
+def test_record_survives_the_file(record: Record, tmp_path: Path) -> None:
+    file = record.save(tmp_path)
+    assert file == tmp_path / "paper" / "name.json"
+    assert read_records(tmp_path) == {"paper/name": record}
+
+
+def test_a_broken_record_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "paper").mkdir()
+    (tmp_path / "paper" / "name.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"name\.json is not a record .* torchbayes recipes run"):
+        read_records(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("reproduced", "partly", "verdict"),
+    [
+        ("error <= 0.03", "", "reproduced"),
+        ("error <= 0.01", "error - error_spread < 0.03", "partly reproduced"),
+        ("error <= 0.01", "error + error_spread < 0.03", "not reproduced"),
+        ("0 < error < 1 and -error * 2 / 2 < 0", "", "reproduced"),
+        ("error > 1 or error < 0", "", "not reproduced"),
+    ],
+)
+def test_verdict_follows_from_the_figures(
+    record: Record, reproduced: str, partly: str, verdict: str
+) -> None:
+    found = judge(replace(CLAIM, reproduced=reproduced, partly=partly), {"paper/name": record})
+    assert found.verdict == verdict
+    assert found.ours == "3.0 ± 1.4 %"
+
+
+def test_without_a_record_it_was_not_run(record: Record) -> None:
+    both = replace(CLAIM, figures={**CLAIM.figures, "other": "paper/other#x/y"})
+    assert judge(CLAIM, {}).verdict == "not run"
+    assert judge(both, {"paper/name": record}).verdict == "not run"
+
+
+def test_a_wrong_score_is_named(record: Record) -> None:
+    wrong = replace(CLAIM, figures={"error": "paper/name#bbb/eror"})
+    with pytest.raises(ValueError, match=r"no bbb/eror: it has bbb/error, bbb/seconds"):
+        judge(wrong, {"paper/name": record})
+
+
+@pytest.mark.parametrize(
+    "condition", ["__import__('os')", "error.real < 1", "error", "eror < 1", "error <", "'a' < 'b'"]
+)
+def test_conditions_only_compare(record: Record, condition: str) -> None:
+    with pytest.raises(ValueError, match="cannot judge by"):
+        judge(replace(CLAIM, reproduced=condition), {"paper/name": record})
+
+
+def test_claims_file(tmp_path: Path) -> None:
+    file = tmp_path / "claims.toml"
+    file.write_text('[[claim]]\npaper="P"\nwhere="T"\ntext="x"\nreported="1"\n')
+    assert read_claims(file) == [Claim("P", "T", "x", "1")]
+    file.write_text('[[claim]]\npaper="P"\nverdict="reproduced"\n')
+    with pytest.raises(ValueError, match=r"claim 1 is not as expected.*verdict"):
+        read_claims(file)
+
+
+def test_page_shows_claims_and_records(record: Record) -> None:
+    page = results_page(
+        [CLAIM, replace(CLAIM, text="Odd | text", figures={})], {"paper/name": record}
+    )
+    lines = page.splitlines()
+    row = "| It is good (Table 1) | 1 % | 3.0 ± 1.4 % | 3 epochs, 2 seeds, 2 min | **partly reproduced** |"
+    assert row in lines
+    assert any("Odd \\| text" in line and "**not run**" in line for line in lines)
+    assert "| bbb | 3.00% ± 1.41% | 60 ± 42 |" in lines
+    assert "`torchbayes recipes run paper/name`" in lines
+
+
+def test_figure_of_one_value_has_no_spread() -> None:
+    assert Figure.of([0.5]) == Figure(0.5, None, (0.5,))

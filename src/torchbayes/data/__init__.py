@@ -8,6 +8,7 @@ from torchbayes.data.batch import (
     split_batch,
     to_device,
 )
+from torchbayes.data.corruptions import CORRUPTIONS, corrupt
 from torchbayes.data.dataset import DataSet, Split
 from torchbayes.data.datasets import DATASETS, DataEntry, load_data, make_loader
 from torchbayes.data.error import DataError
@@ -19,6 +20,7 @@ from torchbayes.data.stream import StreamLoader
 from torchbayes.data.transform import Chain, Normalise, PadCropFlip
 
 __all__ = [
+    "CORRUPTIONS",
     "DATASETS",
     "BatchLoader",
     "Chain",
@@ -34,6 +36,7 @@ __all__ = [
     "StreamLoader",
     "batch_len",
     "call",
+    "corrupt",
     "load_data",
     "make_loader",
     "ood_for",

@@ -120,13 +120,17 @@ def test_regression_table():
     noise = torch.randn(n, generator=generator, dtype=torch.float64)
     targets = (means.gather(0, which) + stds.gather(0, which) * noise)[0]
     table = metrics.regression_scores(means, stds, targets)
-    assert list(table) == ["rmse", "nll", "crps", "coverage95", "width95"]
+    assert list(table) == [
+        "rmse", "nll", "crps", "coverage50", "width50", "coverage90", "width90", "coverage95", "width95",
+    ]  # fmt: skip
     assert all(type(value) is float for value in table.values())
     assert table["rmse"] == metrics.rmse(means.mean(0), targets)
     assert table["nll"] == metrics.gaussian_mixture_nll(means, stds, targets)
     assert table["crps"] == metrics.gaussian_mixture_crps(means, stds, targets)
-    # The targets are drawn from the mixture, so coverage is binomial around 0.95.
-    assert table["coverage95"] == pytest.approx(0.95, abs=4 * math.sqrt(0.95 * 0.05 / n))
+    # The targets are drawn from the mixture, so coverage is binomial around its target.
+    for share in (0.5, 0.9, 0.95):
+        error = math.sqrt(share * (1 - share) / n)
+        assert table[f"coverage{100 * share:.0f}"] == pytest.approx(share, abs=4 * error)
 
 
 def test_regression_width_of_one_gaussian():

@@ -12,7 +12,8 @@ from matplotlib.figure import Figure
 from torch import nn
 
 import torchbayes as tb
-from torchbayes.report.toy import curve_data, moons_figure, regression_figure, toy_curve
+from torchbayes.data.toy import curve_data, toy_curve
+from torchbayes.report.toy import moons_figure, regression_figure
 
 
 def render(figure: Figure) -> bytes:

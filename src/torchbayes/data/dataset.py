@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -58,6 +60,7 @@ class DataSet:
         mean: Mean of the training inputs by channel, in [0, 1] for images.
         std: Standard deviation likewise.
         augment: The augmentation that is usual for these data, or None.
+        truth: For a regression, the curve behind the targets where it is known, or None.
         note: Where the data are from and what was done to them.
     """
 
@@ -70,6 +73,7 @@ class DataSet:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     augment: PadCropFlip | None = None
+    truth: Callable[[Tensor], Tensor] | None = None
     note: str = ""
 
     def __post_init__(self) -> None:
@@ -90,6 +94,11 @@ class DataSet:
     def num_classes(self) -> int:
         """Number of classes; 0 for regression."""
         return len(self.classes)
+
+    @property
+    def num_targets(self) -> int:
+        """Numbers to predict for one example of a regression; 0 for classes."""
+        return 0 if self.classes else math.prod(self.train.targets.shape[1:])
 
     @property
     def train_size(self) -> int:

@@ -17,7 +17,7 @@ from torchbayes.data.mnist import FASHION_MNIST, MNIST, load_fashion_mnist, load
 from torchbayes.data.source import Source, find
 from torchbayes.data.stream import StreamLoader
 from torchbayes.data.svhn import SVHN, load_svhn
-from torchbayes.data.toy import load_digits, load_moons
+from torchbayes.data.toy import load_curve, load_digits, load_moons
 from torchbayes.data.transform import Chain, Normalise, Transform
 
 __all__ = ["DATASETS", "DataEntry", "load_data", "make_loader"]
@@ -64,6 +64,12 @@ DATASETS: dict[str, DataEntry] = {
             "1,000 points in the plane, two interleaved half circles",
             _SKLEARN,
             load_moons,
+        ),
+        DataEntry(
+            "bbb-curve",
+            "2,000 points of a noisy curve, the regression of Bayes by Backprop",
+            "https://arxiv.org/abs/1505.05424",
+            load_curve,
         ),
         DataEntry(
             "mnist",

@@ -1,17 +1,19 @@
-"""The data sets that come with scikit-learn and need no download."""
+"""The data sets that need no download: those of scikit-learn, and curves with noise."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import torch
 from sklearn.datasets import load_digits as sklearn_digits
 from sklearn.datasets import make_moons
 from sklearn.model_selection import train_test_split
+from torch import Tensor
 
 from torchbayes.data.dataset import DataSet, Split
 
-__all__ = ["load_digits", "load_moons"]
+__all__ = ["curve_data", "load_curve", "load_digits", "load_moons", "toy_curve"]
 
 
 def load_digits(data_dir: str | Path | None, download: bool) -> DataSet:
@@ -56,4 +58,48 @@ def load_moons(data_dir: str | Path | None, download: bool) -> DataSet:
         mean=tuple(train.inputs.mean(0).tolist()),
         std=tuple(train.inputs.std(0).tolist()),
         note="scikit-learn's make_moons with noise 0.15",
+    )
+
+
+def toy_curve(x: Tensor) -> Tensor:
+    """The Bayes by Backprop paper's regression curve without its noise: x + 0.3 sin 2πx + 0.3 sin 4πx."""
+    return x + 0.3 * torch.sin(2 * math.pi * x) + 0.3 * torch.sin(4 * math.pi * x)
+
+
+def curve_data(
+    count: int = 200, *, generator: torch.Generator | None = None
+) -> tuple[Tensor, Tensor]:
+    """The toy data of the Bayes by Backprop paper, inputs and targets of shape (count, 1).
+
+    y = x + 0.3 sin 2π(x+ε) + 0.3 sin 4π(x+ε) + ε with x uniform in [0, 0.5]. The paper's ε ~ N(0, 0.02)
+    is read as a standard deviation of 0.02: a variance of 0.02 would drown the curve.
+
+    Example:
+        >>> x, y = curve_data(5, generator=torch.Generator().manual_seed(0))
+        >>> x.shape, bool((x >= 0).all() and (x <= 0.5).all())
+        (torch.Size([5, 1]), True)
+    """
+    x = 0.5 * torch.rand(count, 1, generator=generator)
+    noise = 0.02 * torch.randn(count, 1, generator=generator)
+    return x, toy_curve(x + noise)
+
+
+def load_curve(data_dir: str | Path | None, download: bool) -> DataSet:
+    """Make the Bayes by Backprop paper's regression data: 1,000 points to train on and 1,000 to test.
+
+    The arguments are there for the registry and not used.
+    """
+    generator = torch.Generator().manual_seed(0)
+    train = Split(*curve_data(1000, generator=generator))
+    return DataSet(
+        name="bbb-curve",
+        train=train,
+        test=Split(*curve_data(1000, generator=generator)),
+        validation=None,
+        classes=(),
+        shape=(1,),
+        mean=(float(train.inputs.mean()),),
+        std=(float(train.inputs.std()),),
+        truth=toy_curve,
+        note="y = x + 0.3 sin 2π(x+ε) + 0.3 sin 4π(x+ε) + ε, x uniform in [0, 0.5], ε of std 0.02",
     )

@@ -94,7 +94,7 @@ def regression_scores(means: Tensor, stds: Tensor, targets: Tensor) -> dict[str,
     """All scores of a regression predictive, an equal-weight mixture of Gaussians over draws.
 
     ``rmse`` is that of the mixture's mean; ``coverage95`` and ``width95`` are of the central
-    interval between its 2.5 % and 97.5 % quantiles.
+    interval between its 2.5 % and 97.5 % quantiles, and likewise for 50 and 90 %.
 
     Args:
         means: Component means (S, ...).
@@ -108,15 +108,17 @@ def regression_scores(means: Tensor, stds: Tensor, targets: Tensor) -> dict[str,
         (0.5, 3.92)
     """
     density = gaussian_mixture_nll(means, stds, targets)
-    lower = gaussian_mixture_quantile(means, stds, 0.025)
-    upper = gaussian_mixture_quantile(means, stds, 0.975)
-    return {
+    table = {
         "rmse": rmse(_inputs.finite(means, "means").mean(dim=0), targets),
         "nll": density,
         "crps": gaussian_mixture_crps(means, stds, targets),
-        "coverage95": interval_coverage(lower, upper, targets),
-        "width95": interval_width(lower, upper),
     }
+    for percent in (50, 90, 95):
+        lower = gaussian_mixture_quantile(means, stds, 0.5 - percent / 200)
+        upper = gaussian_mixture_quantile(means, stds, 0.5 + percent / 200)
+        table[f"coverage{percent}"] = interval_coverage(lower, upper, targets)
+        table[f"width{percent}"] = interval_width(lower, upper)
+    return table
 
 
 def _per_example(values: Tensor | None, name: str, probs: Tensor) -> Tensor | None:

@@ -16,30 +16,7 @@ from torchbayes.predict import predictive
 from torchbayes.predictions import ClassPredictive, RegressionPredictive
 from torchbayes.report.figure import COLOURS, INK, axes_row
 
-__all__ = ["curve_data", "moons_figure", "regression_figure", "toy_curve"]
-
-
-def toy_curve(x: Tensor) -> Tensor:
-    """The Bayes by Backprop paper's regression curve without its noise: x + 0.3 sin 2πx + 0.3 sin 4πx."""
-    return x + 0.3 * torch.sin(2 * math.pi * x) + 0.3 * torch.sin(4 * math.pi * x)
-
-
-def curve_data(
-    count: int = 200, *, generator: torch.Generator | None = None
-) -> tuple[Tensor, Tensor]:
-    """The toy data of the Bayes by Backprop paper, inputs and targets of shape (count, 1).
-
-    y = x + 0.3 sin 2π(x+ε) + 0.3 sin 4π(x+ε) + ε with x uniform in [0, 0.5]. The paper's ε ~ N(0, 0.02)
-    is read as a standard deviation of 0.02: a variance of 0.02 would drown the curve.
-
-    Example:
-        >>> x, y = curve_data(5, generator=torch.Generator().manual_seed(0))
-        >>> x.shape, bool((x >= 0).all() and (x <= 0.5).all())
-        (torch.Size([5, 1]), True)
-    """
-    x = 0.5 * torch.rand(count, 1, generator=generator)
-    noise = 0.02 * torch.randn(count, 1, generator=generator)
-    return x, toy_curve(x + noise)
+__all__ = ["moons_figure", "regression_figure"]
 
 
 def regression_figure(
@@ -50,6 +27,7 @@ def regression_figure(
     *,
     likelihood: Likelihood | None = None,
     truth: Callable[[Tensor], Tensor] | None = None,
+    transform: Callable[[Tensor], Tensor] | None = None,
     span: tuple[float, float] | None = None,
     samples: int = 200,
     generator: torch.Generator | None = None,
@@ -63,6 +41,7 @@ def regression_figure(
         targets: The training targets, likewise.
         likelihood: What the outputs mean, as it was trained; Gaussian noise of std 1 if not given.
         truth: The curve behind the data, if it is known.
+        transform: What inputs go through on their way to the network, such as normalisation.
         span: The inputs to draw; by default the data's and as much again.
         samples: The number of draws.
         generator: The source of the draws.
@@ -76,7 +55,8 @@ def regression_figure(
         low, high = low - 0.5 * (high - low), high + 0.5 * (high - low)
     grid = torch.linspace(low, high, 300, dtype=inputs.dtype).unsqueeze(1)
     likelihood = GaussianNoise() if likelihood is None else likelihood
-    p = predictive(model, posterior, grid, samples, likelihood=likelihood, generator=generator)
+    taken = grid if transform is None else transform(grid)
+    p = predictive(model, posterior, taken, samples, likelihood=likelihood, generator=generator)
     if not isinstance(p, RegressionPredictive):
         raise ValueError(
             "the likelihood is one of classes: give one of real targets, such as GaussianNoise"

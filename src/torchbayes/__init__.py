@@ -29,11 +29,13 @@ from torchbayes.optim import (
 )
 from torchbayes.posterior import (
     Gaussian,
+    Generated,
     LowRankGaussian,
     Point,
     Posterior,
     Samples,
     Weights,
+    latents,
     load,
     snapshot,
 )
@@ -52,6 +54,8 @@ from torchbayes.schedule import Schedule
 from torchbayes.storage import PosteriorFileError
 from torchbayes.train import Run, fit
 from torchbayes.variational import (
+    Hypernet,
+    HypernetSGD,
     MCDropout,
     MeanField,
     flipout,
@@ -80,7 +84,10 @@ __all__ = [
     "Gaussian",
     "GaussianNoise",
     "GaussianPrior",
+    "Generated",
     "GroupLaplacePrior",
+    "Hypernet",
+    "HypernetSGD",
     "KroneckerGaussian",
     "Likelihood",
     "LowRankGaussian",
@@ -105,6 +112,7 @@ __all__ = [
     "__version__",
     "fit",
     "flipout",
+    "latents",
     "load",
     "load_data",
     "local_reparameterisation",

@@ -10,12 +10,14 @@ Files are safetensors with a JSON header. Reading one never unpickles and never 
 from torchbayes.posterior.base import Posterior, Weights, Wrapper, snapshot
 from torchbayes.posterior.files import load
 from torchbayes.posterior.gaussian import Gaussian, LowRankGaussian
+from torchbayes.posterior.generated import Generated
 from torchbayes.posterior.point import Point
 from torchbayes.posterior.samples import Samples
 from torchbayes.storage import PosteriorFileError
 
 __all__ = [
     "Gaussian",
+    "Generated",
     "LowRankGaussian",
     "Point",
     "Posterior",

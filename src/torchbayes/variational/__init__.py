@@ -7,6 +7,8 @@ from torchbayes.variational.estimators import (
     local_reparameterisation,
     shared_draw,
 )
+from torchbayes.variational.hypernet import Hypernet
+from torchbayes.variational.hypernet_sgd import HypernetSGD
 from torchbayes.variational.meanfield import MeanField
 from torchbayes.variational.objective import annealed_weight, blundell_weight, uniform_weight
 from torchbayes.variational.prune import SignalToNoise, prune, signal_to_noise
@@ -14,6 +16,8 @@ from torchbayes.variational.prune import SignalToNoise, prune, signal_to_noise
 __all__ = [
     "DropoutPosterior",
     "Estimator",
+    "Hypernet",
+    "HypernetSGD",
     "MCDropout",
     "MeanField",
     "SignalToNoise",

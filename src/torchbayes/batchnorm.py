@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torchbayes.data.batch import arguments, split_batch, to_device
 from torchbayes.posterior import Weights, Wrapper
 
-__all__ = ["recalibrate_batchnorm"]
+__all__ = ["recalibrate_batchnorm", "recalibrate_each"]
 
 
 def recalibrate_batchnorm(model: nn.Module, weights: Weights, loader: Iterable[Any]) -> Weights:
@@ -37,6 +37,22 @@ def recalibrate_batchnorm(model: nn.Module, weights: Weights, loader: Iterable[A
         >>> bool((new["1.running_mean"] != model[1].running_mean).all())
         True
     """
+    return recalibrate_each(model, [weights], loader)[0]
+
+
+def recalibrate_each(
+    model: nn.Module, draws: Sequence[Weights], loader: Iterable[Any]
+) -> list[Weights]:
+    """Re-estimate batch-norm statistics for each of several draws, in one pass through the data.
+
+    Args:
+        model: The network.
+        draws: The weights of every draw.
+        loader: Batches of training data: inputs, or pairs of inputs and targets.
+
+    Returns:
+        For every draw what `recalibrate_batchnorm` gives.
+    """
     if isinstance(model, Wrapper):
         model = model.model
     twin = copy.deepcopy(model).eval()
@@ -46,32 +62,39 @@ def recalibrate_batchnorm(model: nn.Module, weights: Weights, loader: Iterable[A
         if isinstance(module, _BatchNorm) and module.track_running_stats
     }
     if not norms:
-        return dict(weights)
+        return [dict(weights) for weights in draws]
     for norm in norms.values():
         norm.reset_running_stats()
         norm.momentum = None  # a cumulative average, every batch counting the same
         norm.training = True
-    statistics = {
-        f"{name}.{buffer}": getattr(norm, buffer)
-        for name, norm in norms.items()
-        for buffer in ("running_mean", "running_var", "num_batches_tracked")
-    }
     device = next((p.device for p in twin.parameters()), torch.device("cpu"))
-    used = {name: tensor.to(device) for name, tensor in weights.items()} | statistics
+    statistics = [
+        {
+            f"{name}.{buffer}": getattr(norm, buffer).clone()
+            for name, norm in norms.items()
+            for buffer in ("running_mean", "running_var", "num_batches_tracked")
+        }
+        for _ in draws
+    ]
+    used = [
+        {name: tensor.to(device) for name, tensor in weights.items()} | own
+        for weights, own in zip(draws, statistics, strict=True)
+    ]
     with torch.no_grad():
         for batch in loader:
             args, kwargs = arguments(to_device(split_batch(batch)[0], device))
-            torch.func.functional_call(twin, used, args, kwargs)
-    if not any(int(t) for name, t in statistics.items() if name.endswith("num_batches_tracked")):
+            for weights in used:
+                torch.func.functional_call(twin, weights, args, kwargs)
+    return [
+        dict(weights) | _reached(norms, own) for weights, own in zip(draws, statistics, strict=True)
+    ]
+
+
+def _reached(norms: Iterable[str], statistics: Weights) -> Weights:
+    """The statistics of the layers that the data reached; an auxiliary head keeps what it had."""
+    reached = {name for name in norms if int(statistics[f"{name}.num_batches_tracked"])}
+    if not reached:
         raise ValueError(
             "the loader has no batches: batch norm needs data to re-estimate its statistics"
         )
-    # A layer that the data did not reach, such as an auxiliary head, keeps what it had.
-    reached = {
-        name for name, norm in norms.items() if int(statistics[f"{name}.num_batches_tracked"])
-    }
-    return dict(weights) | {
-        name: tensor.clone()
-        for name, tensor in statistics.items()
-        if name.rpartition(".")[0] in reached
-    }
+    return {n: t.clone() for n, t in statistics.items() if n.rpartition(".")[0] in reached}

@@ -18,6 +18,7 @@ from torchbayes.methods.bbb import BbbMethod
 from torchbayes.methods.dropout import DropoutMethod
 from torchbayes.methods.ensemble import EnsembleMethod
 from torchbayes.methods.hwa import HwaMethod
+from torchbayes.methods.hypernet import HypernetMethod
 from torchbayes.methods.ivon import IvonMethod
 from torchbayes.methods.kfac import KfacMethod
 from torchbayes.methods.map import MapMethod, MleMethod
@@ -38,6 +39,7 @@ __all__ = [
     "DropoutMethod",
     "EnsembleMethod",
     "HwaMethod",
+    "HypernetMethod",
     "IvonMethod",
     "KfacMethod",
     "MapMethod",

@@ -6,7 +6,8 @@ networks by hypernetwork, NOLTA 10(1), 2019.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -75,7 +76,7 @@ class Generated(Posterior):
         self.groups = dict(groups)
         self.latent = latent
         self.model_name = model_name
-        self._members: list[tuple[Weights, Weights]] = []
+        self.members: list[tuple[Weights, Weights]] = []  # latents and buffers of draws to keep
 
     @property
     def latent_dim(self) -> int:
@@ -106,9 +107,9 @@ class Generated(Posterior):
 
     def draws(self, count: int, generator: torch.Generator | None = None) -> Iterator[Weights]:
         """The draws that were `calibrated`, each once; fresh ones if there are none."""
-        if not self._members:
+        if not self.members:
             yield from super().draws(count, generator)
-        for latents, statistics in self._members[:count]:
+        for latents, statistics in self.members[:count]:
             yield self._draw(latents) | copied(statistics)
 
     def mean(self) -> Weights:
@@ -125,29 +126,32 @@ class Generated(Posterior):
 
     def calibrated(
         self,
-        statistics: Callable[[Weights], Weights],
+        statistics: Callable[[list[Weights]], list[Weights]],
         count: int,
         generator: torch.Generator | None = None,
     ) -> Generated:
         """The same posterior with `count` fresh draws kept that have buffers of their own.
 
         Args:
-            statistics: Gives a draw back with its buffers added, such as
-                `lambda draw: tb.recalibrate_batchnorm(model, draw, loader)`.
+            statistics: Gives every draw back with its buffers added, such as
+                `lambda draws: [tb.recalibrate_batchnorm(model, draw, loader) for draw in draws]`.
             count: The number of draws.
             generator: The source of the latents.
         """
         if count < 1:
             raise ValueError(f"count is {count}: expected at least 1 draw")
-        result = Generated(
-            self._weights, self._first, self._second, self.groups, self.latent, model_name=self.model_name
-        )  # fmt: skip
-        for _ in range(count):
-            latents = self._latents(generator)
-            draw = self._draw(latents)
-            new = statistics(draw)
-            own = {name: t for name, t in new.items() if t is not draw.get(name)}
-            result._members.append((latents, copied(own)))
+        latents = [self._latents(generator) for _ in range(count)]
+        draws = [self._draw(latent) for latent in latents]
+        members = [
+            (latent, {name: t for name, t in new.items() if t is not draw.get(name)})
+            for latent, draw, new in zip(latents, draws, statistics(draws), strict=True)
+        ]
+        return self.with_members(members)
+
+    def with_members(self, members: Iterable[tuple[Weights, Weights]]) -> Generated:
+        """The same posterior with draws kept, each given by its latents and its own buffers."""
+        result = copy.copy(self)
+        result.members = [(copied(latents), copied(buffers)) for latents, buffers in members]
         return result
 
     def entries(
@@ -183,7 +187,7 @@ class Generated(Posterior):
 
     def _file_tensors(self) -> Mapping[str, Weights]:
         members: Weights = {}
-        for number, parts in enumerate(self._members):
+        for number, parts in enumerate(self.members):
             for part, tensors in zip(("latent", "statistics"), parts, strict=True):
                 members |= {f"{number}/{part}/{name}": t for name, t in tensors.items()}
         return {
@@ -200,7 +204,7 @@ class Generated(Posterior):
                 "the latent of this posterior is a function of your own, which a file cannot hold: save "
                 "draws of it in torchbayes.Samples, or use one of torchbayes.latents"
             )
-        return {"latent": names[0], "groups": self.groups, "members": len(self._members)}
+        return {"latent": names[0], "groups": self.groups, "members": len(self.members)}
 
     @classmethod
     def _from_file(cls, groups: dict[str, Weights], settings: dict[str, Any]) -> Generated:
@@ -211,11 +215,11 @@ class Generated(Posterior):
             settings["groups"],
             LATENTS[settings["latent"]],
         )
-        for number in range(settings["members"]):
-            result._members.append(
-                tuple(_below(groups["members"], f"{number}/{part}/") for part in ("latent", "statistics"))  # type: ignore[arg-type]
-            )  # fmt: skip
-        return result
+        kept = groups.get("members", {})
+        return result.with_members(
+            (_below(kept, f"{number}/latent/"), _below(kept, f"{number}/statistics/"))
+            for number in range(settings["members"])
+        )
 
     def __repr__(self) -> str:
         sizes = {name: torch.Size(shape).numel() for name, shape in self._shapes().items()}
@@ -228,7 +232,7 @@ class Generated(Posterior):
 
 def _below(tensors: Weights, prefix: str) -> Weights:
     return {
-        name.removeprefix(prefix): tensor.clone()
+        name.removeprefix(prefix): tensor
         for name, tensor in tensors.items()
         if name.startswith(prefix)
     }

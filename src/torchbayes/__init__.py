@@ -39,6 +39,7 @@ from torchbayes.posterior import (
     load,
     snapshot,
 )
+from torchbayes.posthoc import conformal_sets, decide, temperature_scaling
 from torchbayes.predict import predictive
 from torchbayes.predictions import ClassPredictive, Predictive, RegressionPredictive
 from torchbayes.prior import (
@@ -110,6 +111,8 @@ __all__ = [
     "UnitDirectionPrior",
     "Weights",
     "__version__",
+    "conformal_sets",
+    "decide",
     "fit",
     "flipout",
     "latents",
@@ -124,4 +127,5 @@ __all__ = [
     "shared_draw",
     "signal_to_noise",
     "snapshot",
+    "temperature_scaling",
 ]

@@ -18,14 +18,14 @@ from torch import nn
 from torchbayes import distributed
 from torchbayes.data import DataSet, OutOfDistribution, load_data, make_loader, ood_for
 from torchbayes.data.transform import Normalise
-from torchbayes.evaluate import Predictions
-from torchbayes.likelihood import Categorical
+from torchbayes.evaluate import Predictions, RegressionPredictions
+from torchbayes.likelihood import Categorical, GaussianNoise, Likelihood
 from torchbayes.methods import find_method
 from torchbayes.methods.base import check_options
 from torchbayes.models import build_model
 from torchbayes.posterior import Posterior, PosteriorFileError, load
 from torchbayes.predict import predictive
-from torchbayes.predictions import ClassPredictive
+from torchbayes.predictions import ClassPredictive, Predictive, RegressionPredictive
 from torchbayes.progress import Progress
 from torchbayes.run import RunError, RunFolder, read_toml
 from torchbayes.schedule import Schedule
@@ -35,10 +35,12 @@ from torchbayes.train import Run, fit
 __all__ = ["Experiment", "TrainedRun", "check_keys", "recipe_settings"]
 
 _WORTH_THREADS = 5_000_000  # weights × examples per update: LeNet-5 at batch 128 has 8 million
-_DEFAULT_MODEL = {"digits": "mlp", "moons": "mlp"}
+_NOISES = ("learned", "fixed", "predicted")
+_DEFAULT_MODEL = {"digits": "mlp", "moons": "mlp", "bbb-curve": "mlp"}
 _DEFAULT_MODEL_OPTIONS: dict[str, dict[str, Any]] = {
     "digits": {"hidden": [200, 200]},
     "moons": {"hidden": [50, 50]},
+    "bbb-curve": {"hidden": [100, 100]},
 }
 
 
@@ -67,6 +69,9 @@ class Experiment:
         clip_norm: The largest norm that a gradient may have; 0 for no limit.
         amp: bfloat16 or float16 for mixed precision; empty for none.
         accumulate: The pieces in which each update's gradient is computed.
+        noise: In a regression, the targets' Gaussian noise: learned (one level), fixed, or predicted by
+            the network for every input.
+        noise_std: Its standard deviation if it is fixed, where learning starts if it is learned.
         model_options: The network's own options.
         options: The method's own options.
     """
@@ -91,6 +96,8 @@ class Experiment:
     clip_norm: float = 0.0
     amp: str = ""
     accumulate: int = 1
+    noise: str = "learned"
+    noise_std: float = 1.0
     model_options: dict[str, Any] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -125,8 +132,20 @@ class Experiment:
             raise ValueError(
                 f"validation is {self.validation:g}: expected a share from 0 to below 1"
             )
+        if self.noise not in _NOISES:
+            raise ValueError(f"noise is {self.noise!r}: expected {' or '.join(_NOISES)}")
+        self._noise()
         self._schedule()
         return self
+
+    def _noise(self) -> GaussianNoise:
+        return GaussianNoise(
+            self.noise_std, learned=self.noise == "learned", predicted=self.noise == "predicted"
+        )
+
+    def likelihood(self, data: DataSet) -> Likelihood:
+        """What the network's outputs mean: classes if `data` has them, else numbers with noise."""
+        return Categorical() if data.classes else self._noise()
 
     def _schedule(self) -> Schedule:
         return Schedule(
@@ -149,12 +168,12 @@ class Experiment:
         """A function that makes the network for `data`, after one trial that shows it can."""
         usual = {} if self.model else _DEFAULT_MODEL_OPTIONS.get(self.data, {})
         options = {**usual, **self.model_options}
-        if not data.classes:
-            raise ValueError(f"{self.data} has no classes: the command line trains classifiers")
+        targets = data.num_targets * (2 if self.noise == "predicted" else 1)
+        outputs = data.num_classes if data.classes else targets
 
         def make() -> nn.Module:
             return build_model(
-                self.network, input_shape=data.shape, num_classes=data.num_classes, **options
+                self.network, input_shape=data.shape, num_classes=outputs, **options
             )
 
         with torch.random.fork_rng(), torch.device("meta"):
@@ -202,7 +221,7 @@ class Experiment:
                     loader,
                     self.method,
                     epochs=self.epochs,
-                    likelihood=Categorical(),
+                    likelihood=self.likelihood(data),
                     validation=held_out,
                     schedule=self._schedule(),
                     clip_norm=self.clip_norm if self.clip_norm else None,
@@ -254,33 +273,60 @@ class TrainedRun:
         except PosteriorFileError as error:
             raise RunError(str(error)) from error
 
-    def predict(self, inputs: Any, samples: int | None = None, seed: int = 0) -> ClassPredictive:
-        """Predict inputs that are normalised already."""
-        result = predictive(
+    def likelihood(self) -> Likelihood:
+        """What the network's outputs mean, with the noise that was learned in training."""
+        likelihood = self.experiment.likelihood(self.data)
+        if isinstance(likelihood, GaussianNoise) and likelihood.learned:
+            state = self.files.read_checkpoint()
+            if state is None:
+                raise RunError(
+                    f"{self.files.checkpoint_file} is missing, which has the noise level that was learned: "
+                    "train the run again"
+                )
+            likelihood.load_state_dict(state["likelihood"])
+        return likelihood
+
+    def predict(
+        self,
+        inputs: Any,
+        samples: int | None = None,
+        seed: int = 0,
+        *,
+        posterior: Posterior | None = None,
+    ) -> Predictive:
+        """Predict inputs that are normalised already, by the run's posterior or another one."""
+        return predictive(
             self.model,
-            self.posterior(),
+            self.posterior() if posterior is None else posterior,
             inputs,
             self.experiment.samples if samples is None else samples,
-            Categorical(),
+            self.likelihood(),
             torch.Generator().manual_seed(seed),
         )
-        assert isinstance(result, ClassPredictive)
-        return result
 
     def evaluate(
         self, samples: int | None = None, ood: OutOfDistribution | None = None
     ) -> dict[str, float | None]:
-        """Score the run on its test set and keep predictions.npz and scores.json in its folder."""
+        """Score the run on its test set and keep predictions and scores.json in its folder.
+
+        The predictions of classes are in predictions.npz, those of a regression in regression.npz.
+        """
         data = self.data
         ood = ood_for(data, self.data_dir) if ood is None else ood
         loader = make_loader(data, data.test, 1000)
         targets = torch.cat([batch[1] for batch in loader.batches(0)])
         normalise = Normalise(data.mean, data.std)
         foreign = normalise(ood.inputs, torch.Generator())
-        predictions = Predictions.of(
-            self.predict(loader, samples), targets, self.predict(foreign, samples)
-        )
-        predictions.save(self.files.path / "predictions.npz")
+        test, other = self.predict(loader, samples), self.predict(foreign, samples)
+        predictions: Predictions | RegressionPredictions
+        if isinstance(test, ClassPredictive) and isinstance(other, ClassPredictive):
+            predictions = Predictions.of(test, targets, other)
+            predictions.save(self.files.path / "predictions.npz")
+        else:
+            assert isinstance(test, RegressionPredictive)
+            assert isinstance(other, RegressionPredictive)
+            predictions = RegressionPredictions.of(test, targets, other)
+            predictions.save(self.files.path / "regression.npz")
         scores = {key: _finite(value) for key, value in predictions.scores().items()}
         rows = self.files.read_metrics()
         scores["seconds"] = float(rows[-1]["seconds"]) if rows else None

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from torchbayes._version import __version__
 from torchbayes.cli import compare, inspect, train
+from torchbayes.cli.calibrate import calibrate
 from torchbayes.cli.prune import prune
 from torchbayes.nonfinite import TrainingError
 
@@ -50,6 +51,7 @@ app.command("predict")(train.predict)
 app.command("compare")(compare.compare)
 app.command("report")(compare.report)
 app.command("prune")(prune)
+app.command("calibrate")(calibrate)
 app.command("methods")(inspect.methods)
 app.command("models")(inspect.models)
 app.command("data")(inspect.data)

@@ -15,9 +15,7 @@ from torchbayes import metrics
 from torchbayes.cli.options import DataDir, Json
 from torchbayes.data import make_loader
 from torchbayes.experiment import TrainedRun
-from torchbayes.likelihood import Categorical
 from torchbayes.posterior import Gaussian, Posterior
-from torchbayes.predict import predictive
 from torchbayes.predictions import ClassPredictive
 from torchbayes.report.pruning import pruning_figure
 from torchbayes.storage import atomic_path, write_text
@@ -42,6 +40,11 @@ def prune(
     """
     shares = _shares(fractions)
     trained = TrainedRun(run, data_dir)
+    if not trained.data.classes:
+        raise ValueError(
+            f"{run} is a regression on {trained.data.name}: this table is of a classifier's errors; use "
+            "torchbayes.prune in Python"
+        )
     posterior = trained.posterior()
     if not isinstance(posterior, Gaussian):
         raise ValueError(
@@ -83,14 +86,7 @@ def _row(
     data = trained.data
     loader = make_loader(data, data.test, 1000)
     targets = torch.cat([batch[1] for batch in loader.batches(0)])
-    result = predictive(
-        trained.model,
-        posterior,
-        loader,
-        trained.experiment.samples if samples is None else samples,
-        Categorical(),
-        torch.Generator().manual_seed(0),
-    )
+    result = trained.predict(loader, samples, posterior=posterior)
     assert isinstance(result, ClassPredictive)
     return {
         "fraction": share,

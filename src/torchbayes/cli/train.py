@@ -13,15 +13,23 @@ from rich.table import Table
 
 from torchbayes import distributed
 from torchbayes.cli.options import DataDir, Json, Settings, method_pairs, settings_from
-from torchbayes.data import read_image
+from torchbayes.data import Split, read_image
 from torchbayes.data.transform import Normalise
 from torchbayes.experiment import Experiment, TrainedRun
+from torchbayes.predictions import ClassPredictive
+from torchbayes.report.toy import regression_figure
+from torchbayes.storage import atomic_path
 
 __all__ = ["evaluate", "predict", "train"]
 
+# Of these, those that a run has: a classifier's or a regression's.
 _SHOWN = {
     "accuracy": "accuracy",
+    "rmse": "RMSE",
     "nll": "NLL",
+    "crps": "CRPS",
+    "coverage50": "in 50 %",
+    "coverage90": "in 90 %",
     "ece": "ECE",
     "brier": "Brier",
     "auroc_misclassification": "AUROC wrong",
@@ -113,7 +121,9 @@ def train(
         loaded = experiment.load_data(data_dir)
         experiment.train(folder, data=loaded, resume=resume, checkpoint_seconds=checkpoint_seconds)
         if distributed.rank() == 0:
-            _show(folder, TrainedRun(folder, data_dir).evaluate(), as_json)
+            trained = TrainedRun(folder, data_dir)
+            _show(folder, trained.evaluate(), as_json)
+            _picture(trained, as_json)
 
 
 def _milestones(text: str) -> list[int]:
@@ -133,10 +143,33 @@ def _show(folder: Path, scores: dict[str, float | None], as_json: bool) -> None:
         typer.echo(json.dumps({"run": str(folder), **scores}))
         return
     table = Table(title=str(folder), title_justify="left")
-    for title in _SHOWN.values():
-        table.add_column(title, justify="right")
-    table.add_row(*(_number(key, scores.get(key)) for key in _SHOWN))
+    shown = [key for key in _SHOWN if key in scores]
+    for key in shown:
+        table.add_column(_SHOWN[key], justify="right")
+    table.add_row(*(_number(key, scores[key]) for key in shown))
     Console().print(table)
+
+
+def _picture(trained: TrainedRun, quiet: bool) -> None:
+    """Draw a regression of one input with its band, as curve.png in the run folder."""
+    data = trained.data
+    if data.classes or data.shape != (1,) or data.num_targets != 1:
+        return
+    assert isinstance(data.train, Split)
+    figure = regression_figure(
+        trained.model,
+        trained.posterior(),
+        data.train.inputs,
+        data.train.targets,
+        likelihood=trained.likelihood(),
+        truth=data.truth,
+        transform=Normalise(data.mean, data.std),
+        generator=torch.Generator().manual_seed(0),
+    )
+    with atomic_path(trained.files.path / "curve.png") as temporary:
+        figure.savefig(temporary, format="png")
+    if not quiet:
+        Console().print(f"picture: {trained.files.path / 'curve.png'}")
 
 
 def _number(key: str, value: float | None) -> str:
@@ -152,7 +185,9 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """Score a finished run on its test set and on out-of-distribution inputs."""
-    _show(run, TrainedRun(run, data_dir).evaluate(samples), as_json)
+    trained = TrainedRun(run, data_dir)
+    _show(run, trained.evaluate(samples), as_json)
+    _picture(trained, as_json)
 
 
 def predict(
@@ -173,6 +208,8 @@ def predict(
     images = torch.stack([read_image(file, trained.data.shape) for file in files])
     normalise = Normalise(trained.data.mean, trained.data.std)
     result = trained.predict(normalise(images, torch.Generator()), samples)
+    if not isinstance(result, ClassPredictive):
+        raise ValueError(f"{run} is a regression on {trained.data.name}: predict names classes")
     rows = [
         {
             "file": str(file),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -17,17 +20,53 @@ from torchbayes.experiment import TrainedRun
 SMALL = ["--data", "digits", "--model", "mlp", "--model-set", "hidden=[16]", "--batch-size", "64"]
 
 
-def torchrun(*arguments: str, processes: int = 2) -> subprocess.CompletedProcess[str]:
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+
+
+def command_of(arguments: tuple[str, ...], processes: int) -> list[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [
+    return [
         sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes),
         "--master-addr", "127.0.0.1", "--master-port", str(port),
         "-m", "torchbayes", "train", *SMALL, *arguments,
     ]  # fmt: skip
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment)
+
+
+def torchrun(*arguments: str, processes: int = 2) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command_of(arguments, processes),
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env=ENVIRONMENT,
+    )
+
+
+def start(*arguments: str, processes: int = 2) -> subprocess.Popen[str]:
+    """The same in the background, in a process group of its own."""
+    return subprocess.Popen(
+        command_of(arguments, processes), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=ENVIRONMENT, start_new_session=True,
+    )  # fmt: skip
+
+
+def workers(agent: subprocess.Popen[str]) -> list[int]:
+    """The processes that torchrun has started, by rank."""
+    found: dict[int, int] = {}
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit():
+            continue
+        try:
+            parent = int(folder.joinpath("stat").read_text().rsplit(")", 1)[1].split()[1])
+            variables = folder.joinpath("environ").read_bytes() if parent == agent.pid else b""
+        except OSError:
+            continue  # it has ended meanwhile
+        ranks = [v[5:] for v in variables.split(b"\0") if v.startswith(b"RANK=")]
+        if ranks:
+            found[int(ranks[0])] = int(folder.name)
+    return [found[r] for r in sorted(found)]
 
 
 def alone(*arguments: str) -> None:
@@ -75,3 +114,87 @@ def test_one_process_resumes_what_two_began(tmp_path: Path) -> None:
     (tmp_path / "run" / "posterior.safetensors").unlink()
     alone(*settings, "--out", str(tmp_path / "run"), "--resume")
     assert (tmp_path / "run" / "posterior.safetensors").exists()
+
+
+@pytest.mark.parametrize("method", ["vogn", "ivon"])
+def test_natural_gradients_under_torchrun_and_another_world_size(
+    method: str, tmp_path: Path
+) -> None:
+    """Two processes begin, one goes on, two go on again; every rank's draws are its own."""
+    run, settings = tmp_path / "run", ["--method", method, "--checkpoint-seconds", "0"]
+    done = torchrun(*settings, "--epochs", "3", "--json", "--out", str(run))
+    assert done.returncode == 0, done.stderr
+    whole = json.loads(done.stdout)
+    assert whole["accuracy"] > 0.7  # it has learned: 10 classes, 66 updates
+    # The checkpoint of an earlier epoch, as if both had been killed there.
+    state = torch.load(run / "checkpoint.pt", weights_only=True)
+    assert len(state["random"]) == 2
+    assert not torch.equal(state["random"][0]["method"], state["random"][1]["method"])
+    state["epoch"], state["batch"], state["rows"] = 1, 0, 1
+    torch.save(state, run / "checkpoint.pt")
+    alone(*settings, "--epochs", "3", "--out", str(run), "--resume")
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [row["epoch"] for row in rows] == [1, 2, 3]
+    assert len(torch.load(run / "checkpoint.pt", weights_only=True)["random"]) == 1
+    state = torch.load(run / "checkpoint.pt", weights_only=True)
+    state["epoch"], state["batch"], state["rows"] = 2, 0, 2
+    torch.save(state, run / "checkpoint.pt")
+    done = torchrun(*settings, "--epochs", "3", "--json", "--out", str(run), "--resume")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["accuracy"] > 0.7
+
+
+def test_a_killed_process_ends_the_run_and_it_resumes(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    settings = ["--method", "vogn", "--epochs", "400", "--checkpoint-seconds", "0.2"]
+    agent = start(*settings, "--out", str(run))
+    try:
+        deadline = time.monotonic() + 120
+        while not (run / "checkpoint.pt").exists():
+            assert time.monotonic() < deadline, "no checkpoint in time"
+            assert agent.poll() is None, agent.communicate()[1]
+            time.sleep(0.1)
+        _, second = workers(agent)
+        os.kill(second, signal.SIGKILL)
+        killed = time.monotonic()
+        _, errors = agent.communicate(timeout=60)
+        assert time.monotonic() - killed < 45
+    finally:
+        if agent.poll() is None:
+            os.killpg(agent.pid, signal.SIGKILL)
+            agent.wait()
+    assert agent.returncode != 0
+    # One sentence of rank 0, and none of its own tracebacks.
+    assert "has lost contact with another one" in errors
+    assert "start again with --resume" in errors
+    assert "torchbayes/train.py" not in errors
+    reached = torch.load(run / "checkpoint.pt", weights_only=True)["epoch"]
+    assert not (run / "posterior.safetensors").exists()
+    config = run / "config.toml"
+    config.write_text(config.read_text().replace("epochs = 400", f"epochs = {reached + 1}"))
+    settings[3] = str(reached + 1)
+    done = torchrun(*settings, "--out", str(run), "--resume")
+    assert done.returncode == 0, done.stderr
+    assert (run / "posterior.safetensors").exists()
+
+
+def test_ctrl_c_on_one_process_stops_both_at_the_same_step(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    agent = start(
+        "--method", "ivon", "--epochs", "400", "--checkpoint-seconds", "3600", "--out", str(run)
+    )  # fmt: skip
+    try:
+        deadline = time.monotonic() + 120
+        while not (run / "metrics.jsonl").exists() or not (run / "metrics.jsonl").read_text():
+            assert time.monotonic() < deadline, "no epoch in time"
+            assert agent.poll() is None, agent.communicate()[1]
+            time.sleep(0.1)
+        os.kill(workers(agent)[1], signal.SIGINT)
+        _, errors = agent.communicate(timeout=60)
+    finally:
+        if agent.poll() is None:
+            os.killpg(agent.pid, signal.SIGKILL)
+            agent.wait()
+    assert "saved in" in errors
+    assert "Traceback" not in errors.split("torch.distributed.elastic")[0].split("raise")[0]
+    assert torch.load(run / "checkpoint.pt", weights_only=True)["epoch"] >= 1

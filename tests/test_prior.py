@@ -271,8 +271,6 @@ def test_kl_of_what_is_not_a_diagonal_gaussian_is_refused() -> None:
     for wrong in (low_rank, tb.Point(mean)):
         with pytest.raises(TypeError, match="not a diagonal Gaussian"):
             tb.GaussianPrior().kl(wrong)  # type: ignore[arg-type]
-        with pytest.raises(TypeError, match="not a diagonal Gaussian"):
-            tb.GaussianPrior.from_posterior(wrong)  # type: ignore[arg-type]
 
 
 # -- A posterior as a prior, and wrong arguments ------------------------------------------------------
@@ -292,6 +290,31 @@ def test_a_posterior_becomes_a_prior() -> None:
     assert float(prior.log_prob(at)) == pytest.approx(truth)
     assert float(prior.grad(at)["bias"][0]) == pytest.approx(-1 / 4)
     assert torch.equal(prior.grad(at)["linear"], torch.zeros(3, 4, dtype=torch.float64))
+
+
+def test_correlated_posteriors_give_their_marginals() -> None:
+    mean, deviations = {"w": torch.zeros(3)}, torch.tensor([[1.0, 2.0, 0.0], [0.0, 1.0, 2.0]])
+    low_rank = tb.LowRankGaussian(mean, {"w": torch.ones(3)}, {"w": deviations})
+    kronecker = tb.KroneckerGaussian(
+        {"w": torch.zeros(2, 2)}, {"w": torch.tensor([[1.0, 0.0], [1.0, 1.0]])}, {"w": torch.eye(2)}
+    )
+    for q in (low_rank, kronecker):
+        draws = torch.stack([d["w"] for d in q.draws(20_000, torch.Generator().manual_seed(0))])
+        precision = tb.GaussianPrior.from_posterior(q).precision["w"]
+        # A variance from n draws has a relative standard error of √(2/n) = 1 %.
+        torch.testing.assert_close(precision, 1 / draws.var(0), rtol=0.05, atol=0)
+    with pytest.raises(TypeError, match="a Point has no standard deviations"):
+        tb.GaussianPrior.from_posterior(tb.Point(mean))
+
+
+def test_a_prior_is_known_by_its_numbers() -> None:
+    """Run folders tell by this whether a run is resumed with its own prior."""
+    assert repr(tb.GaussianPrior(precision=2.0)) == "GaussianPrior(mean=0, precision=2)"
+
+    def of(value: float) -> str:
+        return repr(tb.GaussianPrior({"w": torch.zeros(2)}, {"w": torch.tensor([1.0, value])}))
+
+    assert of(2.0) == of(2.0) != of(3.0)
 
 
 def test_a_collapsed_posterior_cannot_become_a_prior() -> None:

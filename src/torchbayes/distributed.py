@@ -15,6 +15,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 __all__ = [
+    "LostProcessError",
+    "any_of",
     "average_gradients",
     "barrier",
     "broadcast",
@@ -24,6 +26,22 @@ __all__ = [
     "sum_packed",
     "world_size",
 ]
+
+
+class LostProcessError(ConnectionError):
+    """Another process of the run has died or does not answer."""
+
+
+@contextmanager
+def _talking() -> Iterator[None]:
+    """Turn what a back end says of a process that is gone into one clear sentence."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise LostProcessError(
+            f"process {rank()} of {world_size()} has lost contact with another one, which has died or does "
+            f"not answer ({str(error).splitlines()[0]}): see its own message, then start again with --resume"
+        ) from error
 
 
 @contextmanager
@@ -54,14 +72,16 @@ def world_size() -> int:
 def barrier() -> None:
     """Wait for all processes."""
     if dist.is_initialized():
-        dist.barrier()
+        with _talking():
+            dist.barrier()
 
 
 def broadcast(tensors: Sequence[Tensor], source: int = 0) -> None:
     """Overwrite `tensors` with those of process `source`."""
     if dist.is_initialized():
-        for tensor in tensors:
-            dist.broadcast(tensor, source)
+        with _talking():
+            for tensor in tensors:
+                dist.broadcast(tensor, source)
 
 
 def gather(tensor: Tensor) -> list[Tensor]:
@@ -69,8 +89,20 @@ def gather(tensor: Tensor) -> list[Tensor]:
     if not dist.is_initialized():
         return [tensor]
     result = [torch.empty_like(tensor) for _ in range(world_size())]
-    dist.all_gather(result, tensor.contiguous())
+    with _talking():
+        dist.all_gather(result, tensor.contiguous())
     return result
+
+
+def any_of(flags: Sequence[bool]) -> list[bool]:
+    """For each flag, whether it is set on any process, in one message."""
+    if not dist.is_initialized():
+        return list(flags)
+    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+    counts = torch.tensor([float(flag) for flag in flags], device=device)
+    with _talking():
+        dist.all_reduce(counts)
+    return [count > 0 for count in counts.tolist()]
 
 
 def average_gradients(parameters: Sequence[Tensor], share: float) -> None:
@@ -80,14 +112,15 @@ def average_gradients(parameters: Sequence[Tensor], share: float) -> None:
         parameters: The parameters, in the same order everywhere.
         share: The part of the whole batch that this process has seen; the shares sum to 1.
     """
-    if not dist.is_initialized():
+    if not dist.is_initialized() or not parameters:
         return
     for parameter in parameters:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
     gradients = [p.grad for p in parameters if p.grad is not None]
     packed = torch.cat([g.reshape(-1).float() for g in gradients]).mul_(share)
-    dist.all_reduce(packed)
+    with _talking():
+        dist.all_reduce(packed)
     for gradient, part in zip(gradients, packed.split([g.numel() for g in gradients]), strict=True):
         gradient.copy_(part.view_as(gradient))
 
@@ -104,6 +137,7 @@ def sum_packed(tensors: Sequence[Tensor]) -> None:
     for tensor in tensors:
         dtype = torch.promote_types(dtype, tensor.dtype)
     packed = torch.cat([t.reshape(-1).to(dtype) for t in tensors])
-    dist.all_reduce(packed)
+    with _talking():
+        dist.all_reduce(packed)
     for tensor, part in zip(tensors, packed.split([t.numel() for t in tensors]), strict=True):
         tensor.copy_(part.view_as(tensor))

@@ -16,6 +16,7 @@ over examples takes `log_prob / train_size`.
 from __future__ import annotations
 
 import math
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
@@ -24,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 
-from torchbayes.posterior import Gaussian, Weights
+from torchbayes.posterior import Gaussian, Posterior, Weights
 
 __all__ = [
     "GaussianPrior",
@@ -118,9 +119,19 @@ class GaussianPrior(Prior):
         self.precision = precision
 
     @classmethod
-    def from_posterior(cls, posterior: Gaussian) -> GaussianPrior:
-        """The posterior of one task as the prior of the next; its deterministic weights have no prior."""
-        mean, std = _diagonal(posterior).mean(), posterior.std()
+    def from_posterior(cls, posterior: Posterior) -> GaussianPrior:
+        """The posterior of one task as the prior of the next.
+
+        Takes the mean and the standard deviation of every weight; what the posterior knows of their
+        correlations is left out. Weights that are deterministic in it have no prior.
+        """
+        marginals = getattr(posterior, "std", None)
+        if marginals is None:
+            raise TypeError(
+                f"a {type(posterior).__name__} has no standard deviations to make a prior of: pass a Gaussian "
+                "posterior, such as that of vogn, ivon, bbb or noisy-kfac"
+            )
+        mean, std = posterior.mean(), marginals()
         precision = {
             name: std[name].square().reciprocal() if name in std else torch.zeros_like(value)
             for name, value in mean.items()
@@ -133,6 +144,17 @@ class GaussianPrior(Prior):
                     "leave it out of the posterior's std"
                 )
         return cls({name: mean[name] for name in precision}, precision)
+
+    def __repr__(self) -> str:
+        """What run folders keep of it, to tell whether a run is resumed with its own prior."""
+        if not isinstance(self.mean, dict) and not isinstance(self.precision, dict):
+            return f"GaussianPrior(mean={self.mean:g}, precision={self.precision:g})"
+        check = 0
+        for part in (self.mean, self.precision):
+            for name, value in part.items() if isinstance(part, dict) else [("", part)]:
+                values = torch.as_tensor(value).detach().cpu().double().contiguous().numpy()
+                check = zlib.crc32(values.tobytes(), zlib.crc32(name.encode(), check))
+        return f"GaussianPrior(of single weights, checksum {check:08x})"
 
     def moments(self, name: str, weight: Tensor) -> tuple[Tensor, Tensor]:
         """The prior's mean and precision of one weight tensor, as tensors that broadcast with it."""

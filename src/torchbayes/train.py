@@ -177,7 +177,7 @@ def fit(
             "clip_norm": clip_norm,
             "amp": amp,
             "accumulate": accumulate,
-            "options": options,
+            "options": {name: _plain(value) for name, value in options.items()},
             **({} if config is None else config),
         }
         training = _Training(
@@ -263,7 +263,7 @@ class _Training:
                     self._update(*split_batch(batch))
                     self.batch += 1
                     progress.advance(self.sums["loss"] / self.batch)
-                    if stop.requested or self._checkpoint_due():
+                    if self._pause(stop):
                         now = time.monotonic()
                         self.seconds, started = self.seconds + now - started, now
                         self._save()
@@ -273,7 +273,7 @@ class _Training:
                 self.seconds += time.monotonic() - started
                 self._log_epoch()
                 self.epoch, self.batch, self.sums = self.epoch + 1, 0, {}
-                if self._checkpoint_due() or self.epoch == epochs:
+                if self._pause(stop) or self.epoch == epochs:
                     self._save()
 
     def _update(self, inputs: Any, targets: Tensor | None) -> None:
@@ -332,16 +332,21 @@ class _Training:
             self.scaler.unscale_(self.method.optimizer)
             before = self.scaler.get_scale()
             self.scaler.update()
-            if self.scaler.get_scale() < before:
+            overflowed = self.scaler.get_scale() < before
+            if self.shared and distributed.any_of([overflowed])[0]:
+                # A step that one process leaves out, all must leave out.
+                overflowed = True
+                self.scaler.update(before * self.scaler.get_backoff_factor())
+            if overflowed:
                 # The gradient overflowed in float16; methods restore their weights on any exception.
                 self.sums.setdefault("loss", 0.0)
                 raise _SkippedStep
         parameters = [p for group in self.method.optimizer.param_groups for p in group["params"]]
-        if self.shared and self.method.reduces_gradients:
-            noise = list(self.method.likelihood.parameters())
-            distributed.average_gradients(
-                [*parameters, *(p for p in noise if p.requires_grad)], share
-            )
+        if self.shared:
+            # The noise has an Adam of its own, whatever the method does with the network's gradients.
+            noise = [p for p in self.method.likelihood.parameters() if p.requires_grad]
+            averaged = [*parameters, *noise] if self.method.reduces_gradients else noise
+            distributed.average_gradients(averaged, share)
         if self.clip_norm is not None:
             nn.utils.clip_grad_norm_(parameters, self.clip_norm)
 
@@ -395,18 +400,17 @@ class _Training:
         for batch in self.loader.batches(self.epoch):
             yield to_device(split_batch(batch)[0], self.device)
 
-    def _checkpoint_due(self) -> bool:
-        if self.folder is None:
-            return False
-        due = time.monotonic() - self._saved_at >= self.checkpoint_seconds
+    def _pause(self, stop: _StopRequest) -> bool:
+        """Whether to save now, because it is time or because someone wants to stop.
+
+        Processes that share batches must agree: one that stops alone would leave the others waiting.
+        """
+        due = self.folder is not None and (
+            time.monotonic() - self._saved_at >= self.checkpoint_seconds
+        )
         if self.shared:
-            # All processes must agree. Asking costs a message, so ask rarely.
-            if self.batch % 50:
-                return False
-            flag = torch.tensor(float(due), device=self.device)
-            distributed.broadcast([flag])
-            due = bool(flag)
-        return due
+            stop.requested, due = distributed.any_of([stop.requested, due])
+        return stop.requested or due
 
     def _save(self) -> None:
         self._saved_at = time.monotonic()
@@ -479,7 +483,7 @@ class _Training:
             self.folder.keep_metrics(self.history)
 
     def _stopped(self, by: int) -> None:
-        name = signal.Signals(by).name
+        name = signal.Signals(by).name if by else "a signal to another process"
         if self.folder is None:
             raise KeyboardInterrupt(f"stopped by {name}; without a folder nothing was saved")
         raise KeyboardInterrupt(
@@ -538,6 +542,12 @@ def _progress(progress: bool | Progress, rank: int) -> Progress:
 
 def _device_of(module: nn.Module) -> torch.device:
     return next((p.device for p in module.parameters()), torch.device("cpu"))
+
+
+def _plain(option: Any) -> Any:
+    """An option as config.toml can hold it: an object, such as a prior, by its description."""
+    plain = option is None or isinstance(option, (bool, int, float, str, list, tuple))
+    return option if plain else repr(option)
 
 
 def _schedule_settings(schedule: Schedule) -> dict[str, Any]:

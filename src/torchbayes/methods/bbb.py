@@ -50,7 +50,8 @@ class BbbMethod(Method):
         optimizer: `adam` or `sgd` (the paper's).
         momentum: SGD's momentum.
         estimator: `shared_draw` (the paper's, and the fastest), `flipout` or `local_reparameterisation`.
-        prior: `gaussian` or `mixture`.
+        prior: `gaussian` or `mixture`; in Python also a prior itself, such as an earlier task's
+            posterior (`GaussianPrior.from_posterior`).
         prior_precision: The precision δ of the Gaussian prior N(0, 1/δ).
         pi: The share of the mixture's wide component.
         std1: Its standard deviation.
@@ -79,7 +80,7 @@ class BbbMethod(Method):
         optimizer: str = "adam",
         momentum: float = 0.9,
         estimator: str = "shared_draw",
-        prior: str = "gaussian",
+        prior: str | Prior = "gaussian",
         prior_precision: float = 1.0,
         pi: float = 0.5,
         std1: float = 1.0,
@@ -190,7 +191,9 @@ class BbbMethod(Method):
         self.updates = state["updates"]
 
 
-def _prior(name: str, precision: float, pi: float, std1: float, std2: float) -> Prior:
+def _prior(name: str | Prior, precision: float, pi: float, std1: float, std2: float) -> Prior:
+    if isinstance(name, Prior):
+        return name
     if name == "gaussian":
         return GaussianPrior(precision=precision)
     if name == "mixture":

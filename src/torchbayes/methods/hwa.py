@@ -9,6 +9,7 @@ from torchbayes.likelihood import Likelihood
 from torchbayes.methods.averaging import AveragingMethod
 from torchbayes.methods.base import Plan, register
 from torchbayes.methods.bbb import BbbMethod
+from torchbayes.prior import Prior
 
 __all__ = ["HwaMethod"]
 
@@ -22,7 +23,8 @@ class HwaMethod(AveragingMethod, BbbMethod):  # type: ignore[misc]  # posterior:
         optimizer: `adam` or `sgd` (the paper's).
         momentum: SGD's momentum.
         estimator: `shared_draw`, `flipout` (the paper's) or `local_reparameterisation`.
-        prior: `gaussian` (the paper's) or `mixture`.
+        prior: `gaussian` (the paper's) or `mixture`; in Python also a prior itself, such as an earlier
+            task's posterior (`GaussianPrior.from_posterior`).
         prior_precision: The precision δ of the Gaussian prior N(0, 1/δ).
         pi: The share of the mixture's wide component.
         std1: Its standard deviation.
@@ -55,7 +57,7 @@ class HwaMethod(AveragingMethod, BbbMethod):  # type: ignore[misc]  # posterior:
         optimizer: str = "adam",
         momentum: float = 0.9,
         estimator: str = "shared_draw",
-        prior: str = "gaussian",
+        prior: str | Prior = "gaussian",
         prior_precision: float = 1.0,
         pi: float = 0.5,
         std1: float = 1.0,

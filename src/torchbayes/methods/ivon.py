@@ -10,6 +10,7 @@ from torchbayes.likelihood import Likelihood
 from torchbayes.methods.base import Plan, register
 from torchbayes.methods.vogn import NaturalGradientMethod
 from torchbayes.optim.ivon import IVON
+from torchbayes.prior import GaussianPrior
 
 __all__ = ["IvonMethod"]
 
@@ -24,6 +25,8 @@ class IvonMethod(NaturalGradientMethod):
         beta2: The decay of the curvature.
         prior_precision: The precision of the prior N(0, 1/prior_precision) on every weight except norm
             layers'; divided by the training set's size it is the paper's δ.
+        prior: A Gaussian prior of its own for every weight, such as the posterior of an earlier task
+            (`GaussianPrior.from_posterior`), in place of `prior_precision`.
         temperature: Below 1 the posterior is sharper than Bayes' rule has it.
         mc_samples: The draws per update.
         initial_curvature: h0, the curvature at the start.
@@ -44,6 +47,7 @@ class IvonMethod(NaturalGradientMethod):
         beta1: float = 0.9,
         beta2: float = 0.9999,
         prior_precision: float = 1.0,
+        prior: GaussianPrior | None = None,
         temperature: float = 1.0,
         mc_samples: int = 1,
         initial_curvature: float = 0.3,
@@ -56,6 +60,7 @@ class IvonMethod(NaturalGradientMethod):
                 lr,
                 train_size=plan.train_size,
                 prior_precision=prior_precision,
+                prior=prior,
                 temperature=temperature,
                 mc_samples=mc_samples,
                 betas=(beta1, beta2),

@@ -8,6 +8,7 @@ from torchbayes.likelihood import Likelihood
 from torchbayes.methods.base import Plan, register
 from torchbayes.methods.vogn import NaturalGradientMethod, default_damping
 from torchbayes.optim.ogn import OGN
+from torchbayes.prior import GaussianPrior
 
 __all__ = ["OgnMethod"]
 
@@ -21,6 +22,8 @@ class OgnMethod(NaturalGradientMethod):
         beta1: The decay of the momentum.
         beta2: The weight of each batch's new curvature.
         prior_precision: The precision δ of the prior N(0, 1/δ) on every weight except norm layers'.
+        prior: A Gaussian prior of its own for every weight, such as the posterior of an earlier task
+            (`GaussianPrior.from_posterior`), in place of `prior_precision`.
         damping: γ, added to the curvature; 150 / (ρ · train_size) if not given.
         augmentation: ρ: how many times more data the augmented training set is worth.
         momentum_correction: Where the schedule lowers the rate, lower the momentum with it.
@@ -40,6 +43,7 @@ class OgnMethod(NaturalGradientMethod):
         beta1: float = 0.9,
         beta2: float = 0.1,
         prior_precision: float = 1.0,
+        prior: GaussianPrior | None = None,
         damping: float | None = None,
         augmentation: float = 1.0,
         momentum_correction: bool = False,
@@ -51,6 +55,7 @@ class OgnMethod(NaturalGradientMethod):
                 lr,
                 train_size=plan.train_size,
                 prior_precision=prior_precision,
+                prior=prior,
                 damping=default_damping(plan, augmentation) if damping is None else damping,
                 betas=(beta1, beta2),
                 augmentation=augmentation,

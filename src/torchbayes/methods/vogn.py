@@ -9,6 +9,7 @@ from torchbayes.methods.base import Method, Plan, register
 from torchbayes.optim.base import WeightOptimizer
 from torchbayes.optim.vogn import VOGN
 from torchbayes.posterior import Posterior
+from torchbayes.prior import GaussianPrior
 
 __all__ = ["NaturalGradientMethod", "VognMethod", "default_damping"]
 
@@ -42,6 +43,8 @@ class VognMethod(NaturalGradientMethod):
         beta1: The decay of the momentum.
         beta2: The weight of each batch's new curvature; the paper's runs on CIFAR-10 use 0.999.
         prior_precision: The precision δ of the prior N(0, 1/δ) on every weight except norm layers'.
+        prior: A Gaussian prior of its own for every weight, such as the posterior of an earlier task
+            (`GaussianPrior.from_posterior`), in place of `prior_precision`.
         damping: γ, added to the curvature; 150 / (ρ · train_size) if not given.
         temperature: τ; below 1 the posterior is sharper than Bayes' rule has it.
         initial_temperature: τ at the start.
@@ -66,6 +69,7 @@ class VognMethod(NaturalGradientMethod):
         beta1: float = 0.9,
         beta2: float = 0.1,
         prior_precision: float = 1.0,
+        prior: GaussianPrior | None = None,
         damping: float | None = None,
         temperature: float = 1.0,
         initial_temperature: float = 0.1,
@@ -82,6 +86,7 @@ class VognMethod(NaturalGradientMethod):
                 lr,
                 train_size=plan.train_size,
                 prior_precision=prior_precision,
+                prior=prior,
                 temperature=temperature,
                 initial_temperature=initial_temperature,
                 temperature_steps=round(temperature_epochs * plan.steps_per_epoch),

@@ -128,8 +128,8 @@ class GaussianPrior(Prior):
         marginals = getattr(posterior, "std", None)
         if marginals is None:
             raise TypeError(
-                f"a {type(posterior).__name__} has no standard deviations to make a prior of: pass a Gaussian "
-                "posterior, such as that of vogn, ivon, bbb or noisy-kfac"
+                f"a {type(posterior).__name__} has no standard deviations to make a prior of: pass a Gaussian"
+                " posterior, such as that of vogn, ivon, bbb or noisy-kfac"
             )
         mean, std = posterior.mean(), marginals()
         precision = {

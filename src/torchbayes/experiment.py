@@ -13,20 +13,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from torchbayes import distributed
+from torchbayes import distributed, metrics
+from torchbayes.cost import peak_memory, stored_numbers
 from torchbayes.data import DataSet, OutOfDistribution, load_data, make_loader, ood_for
 from torchbayes.data.transform import Normalise
 from torchbayes.evaluate import Predictions, RegressionPredictions
+from torchbayes.growing import Growing, GrowingPredictive
 from torchbayes.likelihood import Categorical, GaussianNoise, Likelihood
 from torchbayes.methods import find_method
 from torchbayes.methods.base import check_options
 from torchbayes.models import build_model
-from torchbayes.posterior import Posterior, PosteriorFileError, load
+from torchbayes.posterior import Point, Posterior, PosteriorFileError, Samples, load
 from torchbayes.predict import predictive
 from torchbayes.predictions import ClassPredictive, Predictive, RegressionPredictive
 from torchbayes.progress import Progress
+from torchbayes.robustness import corruption_scores
 from torchbayes.run import RunError, RunFolder, read_toml
 from torchbayes.schedule import Schedule
 from torchbayes.storage import write_text
@@ -57,6 +60,7 @@ class Experiment:
         samples: The draws to predict with.
         seed: Of everything random.
         validation: The share of the training set to hold out and score after every epoch.
+        examples: Train on this many examples, drawn at random; 0 for all of them.
         augment: Use the data set's usual augmentation.
         schedule: The learning rate's course: constant, cosine, linear, step or cyclic.
         milestones: The epochs at which a step schedule drops.
@@ -84,6 +88,7 @@ class Experiment:
     samples: int = 32
     seed: int = 0
     validation: float = 0.0
+    examples: int = 0
     augment: bool = False
     schedule: str = "constant"
     milestones: tuple[int, ...] = ()
@@ -132,6 +137,10 @@ class Experiment:
             raise ValueError(
                 f"validation is {self.validation:g}: expected a share from 0 to below 1"
             )
+        if self.examples < 0:
+            raise ValueError(
+                f"examples is {self.examples}: expected how many to train on, or 0 for all"
+            )
         if self.noise not in _NOISES:
             raise ValueError(f"noise is {self.noise!r}: expected {' or '.join(_NOISES)}")
         self._noise()
@@ -172,23 +181,30 @@ class Experiment:
         outputs = data.num_classes if data.classes else targets
 
         def make() -> nn.Module:
-            return build_model(
-                self.network, input_shape=data.shape, num_classes=outputs, **options
-            )
+            return build_model(self.network, input_shape=data.shape, num_classes=outputs, **options)
 
         with torch.random.fork_rng(), torch.device("meta"):
             make()
         return make
 
     def load_data(self, data_dir: Path | None, download: bool = True) -> DataSet:
-        """The data, with the validation split that the settings ask for."""
-        return load_data(
+        """The data, with the validation split and as many training examples as the settings ask for."""
+        data = load_data(
             self.data,
             data_dir=data_dir,
             download=download,
             validation=self.validation,
             seed=self.seed,
         )
+        if self.examples == 0:
+            return data
+        if self.examples > data.train_size:
+            raise ValueError(
+                f"examples is {self.examples}: {self.data} has {data.train_size} to train on; give fewer, or "
+                "0 for all"
+            )
+        order = torch.randperm(data.train_size, generator=torch.Generator().manual_seed(self.seed))
+        return dataclasses.replace(data, train=data.train.subset(order[: self.examples]))
 
     def train(
         self,
@@ -215,8 +231,8 @@ class Experiment:
             )
             held_out = None if data.validation is None else make_loader(data, data.validation, 512)
             mine = dataclasses.asdict(self)
-            with _threads_for(make, self.batch_size):
-                return fit(
+            with _threads_for(make, self.batch_size), peak_memory() as peak:
+                run = fit(
                     make,
                     loader,
                     self.method,
@@ -236,6 +252,16 @@ class Experiment:
                     progress=progress,
                     **self.options,
                 )
+            if distributed.rank() == 0 and peak.bytes is not None:
+                _note_peak(folder, peak.bytes)
+            return run
+
+
+def _note_peak(folder: Path, peak: int) -> None:
+    """Keep the largest peak of all the sessions that a run took."""
+    file = folder / "cost.json"
+    before = json.loads(file.read_text(encoding="utf-8"))["peak_memory"] if file.exists() else 0
+    write_text(file, json.dumps({"peak_memory": max(peak, before)}) + "\n")
 
 
 _DEFAULTS = Experiment()
@@ -273,6 +299,16 @@ class TrainedRun:
         except PosteriorFileError as error:
             raise RunError(str(error)) from error
 
+    def last_sample(self) -> Point:
+        """The last of a sampler's samples as a posterior of its own: what one network of them is worth."""
+        posterior = self.posterior()
+        if not isinstance(posterior, Samples):
+            raise RunError(
+                f"{self.files.path} has a {type(posterior).__name__} posterior, which has no last sample: "
+                "leave out --last"
+            )
+        return Point(posterior[-1], model_name=posterior.model_name)
+
     def likelihood(self) -> Likelihood:
         """What the network's outputs mean, with the noise that was learned in training."""
         likelihood = self.experiment.likelihood(self.data)
@@ -292,24 +328,48 @@ class TrainedRun:
         samples: int | None = None,
         seed: int = 0,
         *,
+        last: bool = False,
         posterior: Posterior | None = None,
+        likelihood: Likelihood | None = None,
     ) -> Predictive:
-        """Predict inputs that are normalised already, by the run's posterior or another one."""
+        """Predict inputs that are normalised already.
+
+        Args:
+            inputs: What `torchbayes.predictive` takes.
+            samples: The draws to predict with; the run's own setting if None.
+            seed: Of the draws.
+            last: Use the last of a sampler's samples alone.
+            posterior: Use another posterior than the run's, such as a pruned one.
+            likelihood: What the outputs mean, if not the run's own.
+        """
+        if posterior is None:
+            posterior = self.last_sample() if last else self.posterior()
         return predictive(
             self.model,
-            self.posterior() if posterior is None else posterior,
+            posterior,
             inputs,
             self.experiment.samples if samples is None else samples,
-            self.likelihood(),
+            self.likelihood() if likelihood is None else likelihood,
             torch.Generator().manual_seed(seed),
         )
 
     def evaluate(
-        self, samples: int | None = None, ood: OutOfDistribution | None = None
+        self,
+        samples: int | None = None,
+        ood: OutOfDistribution | None = None,
+        *,
+        last: bool = False,
+        corruptions: bool = False,
     ) -> dict[str, float | None]:
         """Score the run on its test set and keep predictions and scores.json in its folder.
 
         The predictions of classes are in predictions.npz, those of a regression in regression.npz.
+
+        Args:
+            samples: The draws to predict with; the run's own setting if None.
+            ood: The out-of-distribution inputs; the usual ones for the data if None.
+            last: Score the last of a sampler's samples alone, and keep the files in the folder `last`.
+            corruptions: Score damaged test images too, and keep the scores in corruptions.json.
         """
         data = self.data
         ood = ood_for(data, self.data_dir) if ood is None else ood
@@ -317,22 +377,65 @@ class TrainedRun:
         targets = torch.cat([batch[1] for batch in loader.batches(0)])
         normalise = Normalise(data.mean, data.std)
         foreign = normalise(ood.inputs, torch.Generator())
-        test, other = self.predict(loader, samples), self.predict(foreign, samples)
+        growing = Growing() if data.classes else None
+        test = self.predict(loader, samples, last=last, likelihood=growing)
+        other = self.predict(foreign, samples, last=last)
+        folder = self.files.path / "last" if last else self.files.path
+        folder.mkdir(exist_ok=True)
         predictions: Predictions | RegressionPredictions
         if isinstance(test, ClassPredictive) and isinstance(other, ClassPredictive):
             predictions = Predictions.of(test, targets, other)
-            predictions.save(self.files.path / "predictions.npz")
+            predictions.save(folder / "predictions.npz")
+            if isinstance(test, GrowingPredictive):
+                _write_json(folder / "draws.json", _course(test, targets))
         else:
             assert isinstance(test, RegressionPredictive)
             assert isinstance(other, RegressionPredictive)
             predictions = RegressionPredictions.of(test, targets, other)
-            predictions.save(self.files.path / "regression.npz")
+            predictions.save(folder / "regression.npz")
         scores = {key: _finite(value) for key, value in predictions.scores().items()}
         rows = self.files.read_metrics()
         scores["seconds"] = float(rows[-1]["seconds"]) if rows else None
         scores["parameters"] = float(sum(p.numel() for p in self.model.parameters()))
-        write_text(self.files.path / "scores.json", json.dumps(scores, indent=2) + "\n")
+        scores |= self._cost(last)
+        if corruptions:
+            damaged = corruption_scores(
+                lambda batches: self.predict(batches, samples, last=last), data
+            )
+            _write_json(folder / "corruptions.json", damaged)
+        _write_json(folder / "scores.json", scores)
         return scores
+
+    def _cost(self, last: bool) -> dict[str, float | None]:
+        """Time, memory and storage; nothing of its own for one sample of a run."""
+        if last:
+            return {"stored": float(sum(t.numel() for t in self.last_sample().mean().values()))}
+        rows, file = self.files.read_metrics(), self.files.path / "cost.json"
+        cost: dict[str, float | None] = {
+            "seconds_per_epoch": float(rows[-1]["seconds"]) / self.experiment.epochs
+            if rows
+            else None,
+            "stored": float(stored_numbers(self.files.posterior_file)),
+        }
+        if file.exists():
+            cost["peak_memory"] = float(json.loads(file.read_text("utf-8"))["peak_memory"])
+        return cost
+
+
+def _write_json(file: Path, content: Any) -> None:
+    write_text(file, json.dumps(content, indent=2) + "\n")
+
+
+def _course(test: GrowingPredictive, targets: Tensor) -> list[dict[str, float]]:
+    """The scores of the average over the first 1, 2, 4, … draws."""
+    return [
+        {
+            "draws": draws,
+            "nll": metrics.nll(probs, targets),
+            "accuracy": metrics.accuracy(probs, targets),
+        }
+        for draws, probs in test.stages.items()
+    ]
 
 
 @contextlib.contextmanager
@@ -379,14 +482,16 @@ def _merged(table: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 def recipe_settings(path: Path, *, cpu: bool = False) -> dict[str, Any]:
     """The settings of a recipe: its top-level keys, with those of its [cpu] table on top if asked for.
 
-    `title`, `paper` and the [reported] table are for readers, [methods] for `compare`.
+    `title`, `paper` and the [reported] table are for readers, [methods] and [rows] for `compare`.
     """
     table = read_toml(path)
     settings = {f.name: f for f in dataclasses.fields(Experiment)}
-    known = settings | dict.fromkeys(("title", "paper", "note", "reported", "methods", "cpu"))
+    known = settings | dict.fromkeys(
+        ("title", "paper", "note", "reported", "after", "methods", "rows", "cpu")
+    )
     check_keys(table, known, str(path))
     overrides = table.pop("cpu", {})
-    check_keys(overrides, settings | {"methods": None}, f"{path}, [cpu]")
+    check_keys(overrides, settings | {"methods": None, "rows": None}, f"{path}, [cpu]")
     if cpu:
         table = _merged(table, overrides)
-    return {key: value for key, value in table.items() if key in settings or key == "methods"}
+    return {key: value for key, value in table.items() if key in {*settings, "methods", "rows"}}

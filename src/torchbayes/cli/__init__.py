@@ -12,9 +12,11 @@ import typer
 from rich.console import Console
 
 from torchbayes._version import __version__
-from torchbayes.cli import compare, inspect, train
+from torchbayes.cli import compare, inspect, recipes, train
 from torchbayes.cli.calibrate import calibrate
+from torchbayes.cli.continual import continual
 from torchbayes.cli.prune import prune
+from torchbayes.distributed import LostProcessError
 from torchbayes.nonfinite import TrainingError
 
 __all__ = ["app", "main"]
@@ -51,7 +53,9 @@ app.command("predict")(train.predict)
 app.command("compare")(compare.compare)
 app.command("report")(compare.report)
 app.command("prune")(prune)
+app.command("continual")(continual)
 app.command("calibrate")(calibrate)
+app.add_typer(recipes.app, name="recipes")
 app.command("methods")(inspect.methods)
 app.command("models")(inspect.models)
 app.command("data")(inspect.data)
@@ -62,12 +66,12 @@ def main() -> None:
     errors = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
     try:
         app()
+    except (TrainingError, LostProcessError) as error:
+        errors.print(f"torchbayes: {error}")
+        sys.exit(1)
     except (ValueError, TypeError, OSError) as error:
         errors.print(f"torchbayes: {error}")
         sys.exit(2)
-    except TrainingError as error:
-        errors.print(f"torchbayes: {error}")
-        sys.exit(1)
     except KeyboardInterrupt as stop:
         errors.print(f"torchbayes: {stop}" if str(stop) else "torchbayes: stopped")
         sys.exit(130)

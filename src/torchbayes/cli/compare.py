@@ -5,24 +5,23 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Annotated, Any
 
 import typer
-from rich import progress as bars
 from rich.console import Console
 from rich.table import Table
 
 from torchbayes.cli.options import DataDir, Json, Settings, method_pairs, settings_from
-from torchbayes.compare import Comparison, Job
+from torchbayes.cli.plan import PlanDisplay
+from torchbayes.compare import Comparison, rows_from
 from torchbayes.experiment import Experiment
 from torchbayes.methods import METHODS, find_method
-from torchbayes.progress import Progress
 from torchbayes.recipes import find_recipe
 from torchbayes.report import write_report
 
-__all__ = ["compare", "report"]
+__all__ = ["compare", "report", "run_plan", "show_results"]
 
 _COLUMNS = {
     # key: (title, whether more is better, digits)
@@ -34,55 +33,6 @@ _COLUMNS = {
     "auroc_ood": ("AUROC OOD ↑", True, 3),
     "seconds": ("time s", None, 1),
 }
-
-
-class _Display:
-    """One bar for the whole plan and one for the run in hand."""
-
-    def __init__(self, jobs: int) -> None:
-        self.bars = bars.Progress(
-            bars.TextColumn("[bold]{task.description}"),
-            bars.BarColumn(bar_width=None),
-            bars.TaskProgressColumn(),
-            bars.TextColumn("{task.fields[note]}"),
-            bars.TimeElapsedColumn(),
-            bars.TextColumn("left"),
-            bars.TimeRemainingColumn(elapsed_when_finished=False),
-            console=Console(stderr=True),
-            refresh_per_second=5,
-        )
-        self.plan = self.bars.add_task("all", total=jobs, note=f"{jobs} runs")
-        self.run = self.bars.add_task("", total=1, note="", visible=False)
-
-    def of(self, number: int, job: Job) -> Progress:
-        return _RunProgress(self, number)
-
-
-class _RunProgress(Progress):
-    """Shows a run of the plan on the plan's two bars."""
-
-    def __init__(self, display: _Display, number: int) -> None:
-        self._display, self._number = display, number
-
-    def start(self, name: str, total: int, done: int) -> None:
-        self._total, self._done = max(1, total), done
-        self._display.bars.reset(
-            self._display.run, description=name, total=total, completed=done, visible=True
-        )
-
-    def advance(self, loss: float) -> None:
-        self._done += 1
-        shown = self._display.bars
-        shown.update(self._display.run, completed=self._done, note=f"loss {loss:.4f}")
-        shown.update(self._display.plan, completed=self._number + self._done / self._total)
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._display.bars.update(self._display.plan, completed=self._number + 1)
 
 
 def compare(
@@ -115,6 +65,13 @@ def compare(
         list[str] | None, typer.Option(help="A network's option, such as hidden=[64,64].")
     ] = None,
     setting: Settings = None,
+    corruptions: Annotated[
+        bool | None,
+        typer.Option(
+            "--corruptions/--no-corruptions",
+            help="Score noisy, blurred and otherwise damaged test images too; the demo does.",
+        ),
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("comparison"),
     resume: Annotated[bool, typer.Option("--resume", help="Keep what --out has already.")] = False,
     data_dir: DataDir = None,
@@ -123,7 +80,8 @@ def compare(
     """Train several methods at the same budget, score them and write a page to read.
 
     Without arguments: every method on the embedded digits, in a few minutes.
-    Writes results.json and report.html to --out. Stop it with Ctrl-C and go on with `--resume`.
+    Writes results.json, report.html, table.md and table.tex to --out.
+    Stop it with Ctrl-C and go on with `--resume`.
     """
     default = recipe is None
     if recipe is None and data in (None, "digits") and model is None:
@@ -136,34 +94,59 @@ def compare(
         recipe, cpu, model_set if model_set else [], setting if setting else [], flags
     )
     tables: dict[str, dict[str, Any]] = settings.pop("methods", {})
+    lines: dict[str, dict[str, Any]] = settings.pop("rows", {})
     # A recipe compares the methods it names; without one, every method there is takes part.
     named = [m for m in tables if m in METHODS] if default else list(tables)
     rest = [m for m in METHODS if m not in tables] if default or not tables else []
-    names = _names(methods) if methods is not None else named + rest
-    given = method_pairs(set_ if set_ else [], names)
-    options = {name: {**tables.get(name, {}), **given[name]} for name in names}
+    names = named + rest if methods is None else _names(methods, lines)
+    if lines and not tables:
+        names = list(lines) if methods is None else names
+        lines = {name: lines[name] for name in lines if name in names}
+    else:
+        lines = {name: {"method": name, "options": tables.get(name, {})} for name in names}
+    usual = settings.get("method", Experiment.method)
+    trained = {n: t.get("method", usual) for n, t in lines.items() if "last_of" not in t}
+    given = method_pairs(set_ if set_ else [], trained)
     if seeds < 1:
         raise ValueError(f"seeds is {seeds}: expected at least 1")
     if (out / "results.json").exists() and not resume:
         raise ValueError(f"{out} already holds a comparison: add --resume or choose another folder")
-    base = Experiment.from_settings({**settings, "method": names[0], "options": {}}, "the settings")
+    asked = {key: value for key, value in flags.items() if value is not None}
+    rows = rows_from(lines, settings, asked, given)
+    base = Experiment.from_settings(
+        {**settings, "method": rows[0].experiment.method, "options": {}}, "the settings"
+    )
     command = shlex.join(["torchbayes", *sys.argv[1:]])
     runs = range(base.seed, base.seed + seeds)
-    plan = Comparison(base, names, runs, options, out, data_dir, command)
-    display = _Display(len(plan.jobs))
-    with display.bars:
-        plan.run(display.of, lambda job, scores: None)
+    damaged = default and recipe is not None if corruptions is None else corruptions
+    plan = Comparison(base, rows, runs, out, data_dir, command, damaged)
+    show_results(out, run_plan(plan), as_json)
+
+
+def run_plan(plan: Comparison) -> Path:
+    """Do what is left of a plan with one display for all of it, and write the page."""
+    display = PlanDisplay(plan.jobs)
+    try:
+        with display.bars:
+            plan.run(display.of, display.finished)
+    except KeyboardInterrupt:
+        if any(job.scores for job in plan.jobs):
+            write_report(plan.out)  # what there is so far can be read
+        raise
     if plan.failed and not any(job.scores for job in plan.jobs):
         raise ValueError(f"no method could be trained: {next(iter(plan.failed.values()))}")
-    _show(out, write_report(out), as_json)
+    return write_report(plan.out)
 
 
-def _names(text: str) -> list[str]:
+def _names(text: str, rows: Mapping[str, Any]) -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
         raise ValueError("methods is empty: give names such as map,ensemble")
     for name in names:
-        find_method(name)
+        if not rows:
+            find_method(name)
+        elif name not in rows:
+            raise ValueError(f"the recipe has no row {name!r}: choose from {', '.join(rows)}")
     return list(dict.fromkeys(names))
 
 
@@ -172,10 +155,11 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Write report.html anew from a comparison's results."""
-    _show(out, write_report(out), as_json)
+    show_results(out, write_report(out), as_json)
 
 
-def _show(out: Path, page: Path, as_json: bool) -> None:
+def show_results(out: Path, page: Path, as_json: bool) -> None:
+    """Print a comparison's table, or its results.json."""
     results = json.loads((out / "results.json").read_text(encoding="utf-8"))
     if as_json:
         typer.echo(json.dumps(results))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -66,22 +66,25 @@ def _typed(method: str, name: str, text: str) -> Any:
     return value
 
 
-def method_pairs(pairs: Sequence[str], methods: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Take `name=value` (for every method that has it) and `method.name=value` apart."""
-    result: dict[str, dict[str, Any]] = {method: {} for method in methods}
+def method_pairs(pairs: Sequence[str], methods: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """Take `name=value` (for every method that has it) and `row.name=value` apart.
+
+    Args:
+        pairs: What was given to --set.
+        methods: The method of each row; a row is usually called like its method.
+    """
+    result: dict[str, dict[str, Any]] = {row: {} for row in methods}
     for pair in pairs:
         name, value = _split(pair, "--set")
-        method, dot, option = name.partition(".")
+        row, dot, option = name.partition(".")
         if dot:
-            if method not in result:
-                raise ValueError(
-                    f"--set {pair!r} is for {method!r}, which is not among the methods"
-                )
-            result[method][option] = _typed(method, option, value)
+            if row not in result:
+                raise ValueError(f"--set {pair!r} is for {row!r}, which is not among the methods")
+            result[row][option] = _typed(methods[row], option, value)
             continue
-        takers = [m for m in methods if name in method_options(find_method(m))]
-        for taker in takers if takers else methods[:1]:
-            result[taker][name] = _typed(taker, name, value)
+        takers = [r for r, m in methods.items() if name in method_options(find_method(m))]
+        for taker in takers if takers else list(methods)[:1]:
+            result[taker][name] = _typed(methods[taker], name, value)
     return result
 
 
@@ -102,6 +105,8 @@ def settings_from(
         pairs = dict(_split(pair, "--model-set") for pair in model_set)
         given = {name: _plain(value) for name, value in pairs.items()}
         settings["model_options"] = {**settings.get("model_options", {}), **given}
-    unknown = settings.keys() - {f.name for f in dataclasses.fields(Experiment)} - {"methods"}
+    unknown = (
+        settings.keys() - {f.name for f in dataclasses.fields(Experiment)} - {"methods", "rows"}
+    )
     assert not unknown, unknown
     return settings

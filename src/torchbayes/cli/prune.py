@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,14 +22,16 @@ from torchbayes.report.pruning import pruning_figure
 from torchbayes.storage import atomic_path, write_text
 from torchbayes.variational.prune import prune as pruned
 
-__all__ = ["prune"]
+__all__ = ["prune", "pruning_rows"]
+
+SHARES = (0.0, 0.5, 0.75, 0.95, 0.98)  # as in the paper's Table 3
 
 
 def prune(
     run: Annotated[Path, typer.Argument(help="A run folder with a Gaussian posterior.")],
-    fractions: Annotated[
-        str, typer.Option(help="Shares of the weights to remove.")
-    ] = "0,0.5,0.75,0.95,0.98",
+    fractions: Annotated[str, typer.Option(help="Shares of the weights to remove.")] = ",".join(
+        map(str, SHARES)
+    ),
     save: Annotated[float, typer.Option(help="The share whose pruned posterior is saved.")] = 0.75,
     samples: Annotated[int | None, typer.Option(help="Draws to predict with.")] = None,
     data_dir: DataDir = None,
@@ -38,7 +41,30 @@ def prune(
 
     Writes prune.json, prune.png and pruned.safetensors to the run folder.
     """
-    shares = _shares(fractions)
+    rows = pruning_rows(run, _shares(fractions), save, samples, data_dir)
+    if as_json:
+        typer.echo(json.dumps(rows))
+        return
+    table = Table(title=f"{run}: test error of what is left", title_justify="left")
+    for column in ("removed", "error", "NLL", "weights left"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        table.add_row(
+            f"{row['fraction']:.0%}", f"{row['error']:.2%}", f"{row['nll']:.4f}", f"{row['left']:,}"
+        )
+    console = Console()
+    console.print(table)
+    console.print(f"picture: {run / 'prune.png'}   {save:.0%} pruned: {run / 'pruned.safetensors'}")
+
+
+def pruning_rows(
+    run: Path,
+    shares: Sequence[float] = SHARES,
+    save: float = 0.75,
+    samples: int | None = None,
+    data_dir: Path | None = None,
+) -> list[dict[str, Any]]:
+    """Score a run's posterior with more and more of its weights removed, and keep the files beside it."""
     trained = TrainedRun(run, data_dir)
     if not trained.data.classes:
         raise ValueError(
@@ -58,19 +84,7 @@ def prune(
     with atomic_path(trained.files.path / "prune.png") as temporary:
         figure = pruning_figure(posterior, [(r["fraction"], r["error"]) for r in rows])
         figure.savefig(temporary, format="png")
-    if as_json:
-        typer.echo(json.dumps(rows))
-        return
-    table = Table(title=f"{run}: test error of what is left", title_justify="left")
-    for column in ("removed", "error", "NLL", "weights left"):
-        table.add_column(column, justify="right")
-    for row in rows:
-        table.add_row(
-            f"{row['fraction']:.0%}", f"{row['error']:.2%}", f"{row['nll']:.4f}", f"{row['left']:,}"
-        )
-    console = Console()
-    console.print(table)
-    console.print(f"picture: {run / 'prune.png'}   {save:.0%} pruned: {run / 'pruned.safetensors'}")
+    return rows
 
 
 def _shares(text: str) -> list[float]:

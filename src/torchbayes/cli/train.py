@@ -112,8 +112,9 @@ def train(
         recipe, cpu, model_set if model_set else [], setting if setting else [], flags
     )
     settings.pop("methods", None)
+    settings.pop("rows", None)
     name = settings.get("method", Experiment.method)
-    pairs = method_pairs(set_ if set_ else [], [name])[name]
+    pairs = method_pairs(set_ if set_ else [], {name: name})[name]
     settings["options"] = {**settings.get("options", {}), **pairs}
     experiment = Experiment.from_settings(settings, "the settings")
     folder = out if out is not None else _default_folder(experiment)
@@ -181,12 +182,21 @@ def _number(key: str, value: float | None) -> str:
 def evaluate(
     run: Annotated[Path, typer.Argument(help="A run folder.")],
     samples: Annotated[int | None, typer.Option(help="Draws to predict with.")] = None,
+    last: Annotated[
+        bool, typer.Option("--last", help="Score the last of a sampler's samples alone.")
+    ] = False,
+    corruptions: Annotated[
+        bool,
+        typer.Option(
+            "--corruptions", help="Score test images with noise, blur and other damage too."
+        ),
+    ] = False,
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
     """Score a finished run on its test set and on out-of-distribution inputs."""
     trained = TrainedRun(run, data_dir)
-    _show(run, trained.evaluate(samples), as_json)
+    _show(run, trained.evaluate(samples, last=last, corruptions=corruptions), as_json)
     _picture(trained, as_json)
 
 

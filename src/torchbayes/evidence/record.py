@@ -114,7 +114,7 @@ def record_of(
     rows: dict[str, dict[str, Figure]] = {}
     seconds = 0.0
     for row, summary in results["methods"].items():
-        runs = summary["runs"]
+        runs = [_with_error(run) for run in summary["runs"]]
         names = [k for k, v in runs[0].items() if isinstance(v, float) and k != "seed"]
         rows[row] = {
             name: Figure.of([run[name] for run in runs])
@@ -141,6 +141,12 @@ def record_of(
         settings=shared,
         rows=rows,
     )
+
+
+def _with_error(run: Mapping[str, Any]) -> dict[str, Any]:
+    """The scores with the error, which the papers of the field report as often as the accuracy."""
+    accuracy = run.get("accuracy")
+    return dict(run) if accuracy is None else {**run, "error": 1 - accuracy}
 
 
 def read_records(folder: Path) -> dict[str, Record]:

@@ -21,12 +21,12 @@ from torch import nn
 
 from ._input import require_positive
 from .alexnet import alexnet
-from .cifar_resnet import resnet20, resnet56
+from .cifar_resnet import resnet8, resnet20, resnet56
 from .lenet import lenet5
 from .mlp import mlp
 from .pyramidnet import pyramidnet110_a48
 from .resnet import ResNet, resnet18, resnet50
-from .resnetpp import resnetpp20, resnetpp50, resnetpp56
+from .resnetpp import resnetpp8, resnetpp20, resnetpp50, resnetpp56
 from .resnext import resnext29_8x64d
 from .vgg import vgg11, vgg16
 from .wide_resnet import wide_resnet
@@ -39,10 +39,12 @@ __all__ = [
     "lenet5",
     "mlp",
     "pyramidnet110_a48",
+    "resnet8",
     "resnet18",
     "resnet20",
     "resnet50",
     "resnet56",
+    "resnetpp8",
     "resnetpp20",
     "resnetpp50",
     "resnetpp56",
@@ -94,8 +96,10 @@ MODELS: dict[str, ModelEntry] = {
         ModelEntry("resnet18", resnet18, "basic blocks, ImageNet stem (as in VOGN)", _RESNET),
         ModelEntry("resnet18-cifar", _resnet18_cifar, "basic blocks, CIFAR stem", _RESNET),
         ModelEntry("resnet50", resnet50, "bottleneck blocks, ImageNet stem", _RESNET),
+        ModelEntry("resnet8", resnet8, "thin ResNet for CIFAR, 0.08 M weights", _RESNET),
         ModelEntry("resnet20", resnet20, "thin ResNet for CIFAR, 0.27 M weights", _RESNET),
         ModelEntry("resnet56", resnet56, "thin ResNet for CIFAR, 0.85 M weights", _RESNET),
+        ModelEntry("resnetpp8", resnetpp8, "smallest ResNet++, no batch norm", _RESNETPP),
         ModelEntry("resnetpp20", resnetpp20, "small ResNet++, no batch norm", _RESNETPP),
         ModelEntry("resnetpp56", resnetpp56, "ResNet++ for CIFAR, no batch norm", _RESNETPP),
         ModelEntry("resnetpp50", resnetpp50, "ResNet++ for ImageNet, no batch norm", _RESNETPP),

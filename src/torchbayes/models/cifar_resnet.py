@@ -84,6 +84,19 @@ class CifarResNet(nn.Module):
         return logits
 
 
+def resnet8(
+    num_classes: int = 10, in_channels: int = 3, width: int = 16, batch_norm: bool = True
+) -> CifarResNet:
+    """Build the smallest network of this kind; arguments and initialisation as :func:`resnet20`.
+
+    Example:
+        >>> import torch
+        >>> resnet8()(torch.zeros(2, 3, 32, 32)).shape
+        torch.Size([2, 10])
+    """
+    return CifarResNet(8, num_classes, in_channels, width, batch_norm)
+
+
 def resnet20(
     num_classes: int = 10, in_channels: int = 3, width: int = 16, batch_norm: bool = True
 ) -> CifarResNet:

@@ -1,0 +1,95 @@
+"""`torchbayes recipes`: a recipe runs, leaves a record, and the page follows from the records."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from torchbayes import recipes
+from torchbayes.cli import app
+
+RECIPE = """
+title = "A tiny network"
+paper = "Nobody's"
+data = "digits"
+method = "bbb"
+after = ["prune"]
+epochs = 50
+samples = 2
+
+[model_options]
+hidden = [8]
+
+[cpu]
+epochs = 1
+"""
+CLAIMS = """
+[[claim]]
+paper = "Nobody"
+where = "nowhere"
+text = "it can be pruned"
+reported = "everything"
+figures = { all = "tiny/digits#bbb/pruned_98_error", none = "tiny/digits#bbb/error" }
+shown = "{none:.3f} to {all:.3f}"
+reproduced = "all >= none - 1"
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where to work, with one recipe and one claim."""
+    (tmp_path / "recipes" / "tiny").mkdir(parents=True)
+    (tmp_path / "recipes" / "tiny" / "digits.toml").write_text(RECIPE)
+    (tmp_path / "recipes" / "claims.toml").write_text(CLAIMS)
+    monkeypatch.setattr(recipes, "recipe_folder", lambda: tmp_path / "recipes")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def call(*words: str) -> str:
+    result = CliRunner().invoke(app, ["recipes", *words], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_run_records_and_the_page_follows(folder: Path) -> None:
+    call("run", "tiny/digits", "--cpu", "--seeds", "2")
+    record = json.loads((folder / "results" / "tiny" / "digits.json").read_text())
+    runs = folder / "runs" / "recipes" / "tiny" / "digits" / "runs"
+    scores = [json.loads((runs / f"bbb-{seed}" / "scores.json").read_text()) for seed in (0, 1)]
+    pruned = [json.loads((runs / f"bbb-{seed}" / "prune.json").read_text()) for seed in (0, 1)]
+    row = record["rows"]["bbb"]
+    assert row["accuracy"]["values"] == [s["accuracy"] for s in scores]
+    assert row["error"]["values"] == [1 - s["accuracy"] for s in scores]
+    assert row["pruned_98_error"]["values"] == [p[-1]["error"] for p in pruned]
+    assert record["command"] == "torchbayes recipes run tiny/digits --cpu --seeds 2"
+    assert record["settings"]["epochs"] == 1
+    assert record["size"] == "cpu"
+    assert record["versions"].keys() == {"torchbayes", "torch", "python"}
+
+    call("results")
+    page = (folder / "docs" / "results.md").read_text()
+    assert "**reproduced**" in page
+    call("results", "--check")
+    (folder / "docs" / "results.md").write_text(page.replace("reproduced", "refuted"))
+    with pytest.raises(ValueError, match="run torchbayes recipes results"):
+        call("results", "--check")
+
+
+def test_list_and_show(folder: Path) -> None:
+    assert json.loads(call("list", "--json")) == [
+        {"name": "tiny/digits", "title": "A tiny network", "from": "Nobody's"}
+    ]
+    assert call("show", "tiny/digits") == RECIPE
+
+
+def test_bad_input_is_named(folder: Path) -> None:
+    with pytest.raises(ValueError, match="no recipe 'tiny/digit': choose one of tiny/digits"):
+        call("show", "tiny/digit")
+    with pytest.raises(ValueError, match="seeds is 0"):
+        call("run", "tiny/digits", "--seeds", "0")
+    with pytest.raises(ValueError, match="results is no folder"):
+        call("results")

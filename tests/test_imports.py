@@ -22,7 +22,7 @@ ALLOWED: dict[str, set[str] | None] = {
     "noise": CORE,
     "curvature": CORE | {"curvature", "data"},
     "optim": CORE | {"optim", "curvature", "distributed"},
-    "average": CORE | {"average", "batchnorm", "variational"},
+    "average": CORE | {"average", "batchnorm", "data", "variational"},
     "batchnorm": CORE | {"data"},
     "variational": CORE | {"variational"},
     "likelihood": {"predictions"},

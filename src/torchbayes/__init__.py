@@ -8,7 +8,16 @@ Train any `nn.Module` with a Bayesian method and get predictions with calibrated
 """
 
 from torchbayes._version import __version__
-from torchbayes.average import HWA, SWA, SWAG, recalibrated_samples
+from torchbayes.average import (
+    HWA,
+    SWA,
+    SWAG,
+    branching,
+    freeze,
+    parallelizing,
+    recalibrated_samples,
+    widening,
+)
 from torchbayes.batchnorm import recalibrate_batchnorm
 from torchbayes.curvature import KroneckerGaussian
 from torchbayes.data import load_data
@@ -111,14 +120,17 @@ __all__ = [
     "UnitDirectionPrior",
     "Weights",
     "__version__",
+    "branching",
     "conformal_sets",
     "decide",
     "fit",
     "flipout",
+    "freeze",
     "latents",
     "load",
     "load_data",
     "local_reparameterisation",
+    "parallelizing",
     "predictive",
     "prune",
     "recalibrate_batchnorm",
@@ -128,4 +140,5 @@ __all__ = [
     "signal_to_noise",
     "snapshot",
     "temperature_scaling",
+    "widening",
 ]

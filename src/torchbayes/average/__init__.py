@@ -1,8 +1,21 @@
-"""Observers of another optimiser's path: averages of weights, or of a mean field's means and variances."""
+"""Averages: of the weights along another optimiser's path, and of networks with drawn weights."""
 
 from torchbayes.average.batchnorm import recalibrated_samples
+from torchbayes.average.branching import branching
+from torchbayes.average.freeze import freeze
 from torchbayes.average.hwa import HWA
+from torchbayes.average.parallelizing import parallelizing
 from torchbayes.average.swa import SWA
 from torchbayes.average.swag import SWAG
+from torchbayes.average.widening import widening
 
-__all__ = ["HWA", "SWA", "SWAG", "recalibrated_samples"]
+__all__ = [
+    "HWA",
+    "SWA",
+    "SWAG",
+    "branching",
+    "freeze",
+    "parallelizing",
+    "recalibrated_samples",
+    "widening",
+]

@@ -29,7 +29,9 @@ class HypernetMethod(Method):
     when the training ends, and predictions average over these draws.
 
     Args:
-        lr: The learning rate of SGD with Nesterov momentum, the paper's optimiser.
+        lr: The learning rate of SGD with Nesterov momentum, the paper's optimiser. A step of the generators
+            moves the weights by the rate times ‖a‖², about `hidden_dim`: with batch norm the paper's 0.1
+            serves, without it a rate that is `hidden_dim` times smaller than a network's own.
         momentum: Its momentum.
         prior_precision: The precision δ of the prior N(0, 1/δ) on the generators and on the weights
             that are not generated, norm layers' excepted: `weight_decay = δ / train_size` (the paper:
@@ -55,7 +57,7 @@ class HypernetMethod(Method):
         likelihood: Likelihood,
         plan: Plan,
         *,
-        lr: float = 0.05,
+        lr: float = 0.005,
         momentum: float = 0.9,
         prior_precision: float = 1.0,
         strategy: str = "all-in-one",

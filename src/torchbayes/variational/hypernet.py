@@ -77,7 +77,8 @@ class Hypernet(Wrapper):
 
     Example:
         >>> import torch, torchbayes as tb
-        >>> net = tb.Hypernet(tb.models.wide_resnet(10, 1), latent=tb.latents.uniform_positive)
+        >>> from torchbayes.models import wide_resnet
+        >>> net = tb.Hypernet(wide_resnet(10, 1), latent=tb.latents.uniform_positive)
         >>> net(torch.zeros(2, 3, 32, 32)).shape
         torch.Size([2, 10])
         >>> net.generated[:2]

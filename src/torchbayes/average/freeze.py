@@ -1,0 +1,102 @@
+"""A draw of the weights as a plain network: nothing in it knows where its weights came from."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from torchbayes.batchnorm import recalibrate_batchnorm
+from torchbayes.posterior import Generated, Posterior, Weights, Wrapper
+
+__all__ = ["freeze", "loaded", "plain_network", "recalibrated", "take_draws"]
+
+
+def freeze(
+    model: nn.Module,
+    weights: Weights,
+    loader: Iterable[Any] | None = None,
+    *,
+    keep_statistics: bool = False,
+) -> nn.Module:
+    """A copy of the network with the given weights, in evaluation mode.
+
+    Args:
+        model: The network, or the wrapper that it was trained in.
+        weights: A draw, such as `net.posterior().sample()`.
+        loader: Training data to re-estimate batch-norm statistics on (section 3.5 of the hypernetwork
+            paper); not needed without batch norm.
+        keep_statistics: Take the draw's own statistics instead, such as an ensemble's member has.
+
+    Raises:
+        ValueError: If the network has batch norm and there is no data for it.
+
+    Example:
+        >>> import torch, torchbayes as tb
+        >>> from torchbayes.models import mlp
+        >>> net = tb.Hypernet(mlp(4, hidden=(8, 8)))
+        >>> plain = tb.freeze(net, net.posterior().sample())
+        >>> type(plain).__name__, plain(torch.zeros(2, 4)).shape
+        ('MLP', torch.Size([2, 10]))
+    """
+    twin = loaded(plain_network(model), weights)
+    return twin.eval() if keep_statistics else recalibrated(twin, loader)
+
+
+def plain_network(model: nn.Module) -> nn.Module:
+    """The user's network inside a wrapper, or the network itself."""
+    return model.model if isinstance(model, Wrapper) else model
+
+
+def loaded(model: nn.Module, weights: Weights) -> nn.Module:
+    """A copy of the network with the given weights and buffers."""
+    twin = copy.deepcopy(model)
+    _load(twin, weights)
+    return twin
+
+
+@torch.no_grad()
+def _load(model: nn.Module, weights: Weights) -> None:
+    own = dict([*model.named_parameters(), *model.named_buffers()])
+    for name, tensor in weights.items():
+        if name not in own or own[name].shape != tensor.shape:
+            raise ValueError(
+                f"weight {name!r} of the draw does not fit {type(model).__name__}: use the model that the "
+                "posterior was trained with"
+            )
+        own[name].copy_(tensor)
+
+
+@torch.no_grad()
+def recalibrated(model: nn.Module, loader: Iterable[Any] | None) -> nn.Module:
+    """The network itself, with its batch-norm statistics re-estimated; in evaluation mode."""
+    norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+    if norms and loader is None:
+        raise ValueError(
+            f"{type(model).__name__} has batch norm, whose statistics have to be re-estimated for drawn "
+            "weights: pass a loader of training data"
+        )
+    if norms:
+        assert loader is not None
+        _load(model, recalibrate_batchnorm(model, {}, loader))
+    return model.eval()
+
+
+def take_draws(
+    posterior: Posterior, count: int, generator: torch.Generator | None
+) -> list[Weights]:
+    """Exactly `count` draws: fresh ones of a hypernetwork, each member once of a finite posterior."""
+    if count < 1:
+        raise ValueError(f"times is {count}: expected at least 1")
+    if isinstance(posterior, Generated):
+        return [posterior.sample(generator) for _ in range(count)]
+    draws = list(posterior.draws(count, generator))
+    if len(draws) < count:
+        raise ValueError(
+            f"{count} draws are needed but {posterior!r} has only {len(draws)} of them: average fewer"
+        )
+    return draws

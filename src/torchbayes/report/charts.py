@@ -58,18 +58,31 @@ def line_chart(
         panel.line(ends, ends, "guide")
     for line in lines:
         if line.band is not None:
-            panel.area(line.x, *line.band, class_=f"band {colour(line.method.index)}")
+            panel.area(
+                line.x,
+                *line.band,
+                class_=f"band {colour(line.method.index)}",
+                data_m=str(line.method.index),
+            )
     for number, line in enumerate(lines):
         style = colour(line.method.index)
-        panel.line(line.x, line.y, f"line {style}", line.hint)
+        panel.line(
+            line.x,
+            line.y,
+            f"line {style}",
+            line.hint,
+            data_m=str(line.method.index),
+            data_name=line.method.name,
+        )
         # One shape on each line, at places of their own so that close lines do not hide them.
         along = (number + 1) / (len(lines) + 1)
         place = panel.points(line.x, line.y)
         at = int(np.abs(place[:, 0] - (place[0, 0] + along * np.ptp(place[:, 0]))).argmin())
         node = marker(line.method.index, *place[at])
         node.set("class", f"marker {style}")
+        node.set("data-m", str(line.method.index))
         panel.nodes.append(node)
-    return panel.draw(name)
+    return panel.draw(name, read_off=True)
 
 
 def swatch(method: MethodResult) -> Markup:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from torchbayes.report.results import MethodResult
-from torchbayes.report.wording import duration, fixed, percent, whole
+from torchbayes.report.wording import amount, duration, fixed, memory, percent, whole
 
 __all__ = ["COLUMNS", "Column", "best_value", "columns_with_data", "is_best", "is_level"]
 
@@ -71,6 +71,31 @@ COLUMNS: tuple[Column, ...] = (
         True,
         _percent,
         "The share of test examples whose most probable class is the right one.",
+    ),
+    Column(
+        "rmse",
+        "RMSE",
+        _QUALITY,
+        False,
+        _error,
+        "Root mean squared error of the predicted mean.",
+    ),
+    Column(
+        "crps",
+        "CRPS",
+        _QUALITY,
+        False,
+        _error,
+        "Continuous ranked probability score: how far the whole predicted distribution lies from what was "
+        "observed, in the units of the target.",
+    ),
+    Column(
+        "coverage90",
+        "In 90 %",
+        _QUALITY,
+        None,
+        _percent,
+        "The share of test examples inside the predicted 90 % interval: 90 % is right.",
     ),
     Column(
         "nll",
@@ -181,12 +206,40 @@ COLUMNS: tuple[Column, ...] = (
         "95 % of the unfamiliar ones.",
     ),
     Column(
+        "seconds_per_epoch",
+        "Time / epoch",
+        _COST,
+        False,
+        duration,
+        "Training time divided by the epochs that were asked for, on the machine that made this page; an "
+        "ensemble’s members count together.",
+    ),
+    Column(
         "seconds",
         "Time",
         _COST,
         False,
         duration,
         "Time spent in training, on the machine that made this page.",
+        main=False,
+    ),
+    Column(
+        "peak_memory",
+        "Peak memory",
+        _COST,
+        False,
+        memory,
+        "How much memory training took at its peak on top of what was in use before. Below a few "
+        "megabytes it is mostly noise.",
+    ),
+    Column(
+        "stored",
+        "Stored",
+        _COST,
+        False,
+        amount,
+        "Numbers that the posterior keeps: one for each weight for a single network, two for a mean and a "
+        "variance, one for each weight and member for an ensemble.",
     ),
     Column(
         "parameters",

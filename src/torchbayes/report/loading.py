@@ -15,6 +15,7 @@ import torch
 
 from torchbayes import metrics
 from torchbayes.evaluate import Predictions
+from torchbayes.report.extras import read_extras
 from torchbayes.report.results import Images, MethodResult, Results, Row, RunResult
 
 __all__ = ["load_results"]
@@ -99,13 +100,16 @@ def _method(
         if not isinstance(run, dict):
             continue
         number = run.get("seed")
+        # Of an older version, or written by hand: a run that names no folder has no files.
+        place = folder / (_text(run.get("folder")) or "no-folder")
         result = RunResult(
             number if isinstance(number, int) else None,
             _scores(run, without=("seed",)),
-            _history(folder / _text(run.get("folder")) / "metrics.jsonl"),
+            _history(place / "metrics.jsonl"),
+            read_extras(place, problems),
         )
         runs.append(result)
-        file = folder / _text(run.get("folder")) / "predictions.npz"
+        file = place / "predictions.npz"
         if predictions is None and file.is_file():
             try:
                 predictions, seed = _predictions(file), result.seed

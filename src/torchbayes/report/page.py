@@ -14,14 +14,19 @@ from torchbayes.report.fragment import Section, read_asset, render
 from torchbayes.report.loading import load_results
 from torchbayes.report.results import Results
 from torchbayes.report.sections.abstaining import abstaining_section
+from torchbayes.report.sections.afterwards import afterwards_section
 from torchbayes.report.sections.calibration import calibration_section
 from torchbayes.report.sections.closing import failed_section, glossary_section, settings_section
 from torchbayes.report.sections.comparison import comparison_section
+from torchbayes.report.sections.draws import draws_section
 from torchbayes.report.sections.examples import examples_section
 from torchbayes.report.sections.headline import headline
+from torchbayes.report.sections.inside import inside_section
 from torchbayes.report.sections.notices import notices_section
+from torchbayes.report.sections.shift import shift_section
 from torchbayes.report.sections.training import training_section
 from torchbayes.report.sections.unfamiliar import unfamiliar_section
+from torchbayes.report.tables import latex_table, markdown_table
 from torchbayes.report.wording import whole
 from torchbayes.storage import write_text
 
@@ -33,9 +38,13 @@ SECTIONS: tuple[Callable[[Results], Section | None], ...] = (
     failed_section,
     calibration_section,
     unfamiliar_section,
+    shift_section,
     abstaining_section,
+    afterwards_section,
     examples_section,
+    draws_section,
     training_section,
+    inside_section,
     settings_section,
     glossary_section,
 )
@@ -43,7 +52,7 @@ SECTIONS: tuple[Callable[[Results], Section | None], ...] = (
 
 
 def write_report(folder: str | Path) -> Path:
-    """Write the page of a comparison.
+    """Write the page of a comparison, and its table as `table.md` and `table.tex` beside it.
 
     The page is one file: styles, figures and pictures are inside, and it asks for nothing else.
 
@@ -63,8 +72,10 @@ def write_report(folder: str | Path) -> Path:
         >>> write_report(folder).name
         'report.html'
     """
-    path = Path(folder) / "report.html"
-    write_text(path, render_page(load_results(folder)))
+    path, results = Path(folder) / "report.html", load_results(folder)
+    write_text(path.with_name("table.md"), markdown_table(results))
+    write_text(path.with_name("table.tex"), latex_table(results))
+    write_text(path, render_page(results))
     return path
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy.typing as npt
 
 from torchbayes.evaluate import Predictions
+from torchbayes.report.extras import Extras
 
 __all__ = ["Images", "MethodResult", "Results", "Row", "RunResult", "Scored"]
 
@@ -24,11 +25,13 @@ class RunResult:
         seed: Its seed, or None if it was not noted.
         scores: Its scores; None where a score is undefined.
         history: One row of numbers for every epoch.
+        extras: What else its folder holds.
     """
 
     seed: int | None
     scores: Mapping[str, float | None]
     history: tuple[Row, ...]
+    extras: Extras = field(default_factory=Extras)
 
 
 @dataclass(frozen=True, eq=False)

@@ -131,6 +131,18 @@ class Axis:
         moved = self.transform(np.asarray(values, dtype=np.float64))
         return np.asarray((moved - ends[0]) / (ends[1] - ends[0]))
 
+    def describe(self, start: float, end: float) -> str:
+        """The scale for the page's script: label, ends, kind, unit and the places of the ends.
+
+        Args:
+            start: Where the axis begins in the picture.
+            end: Where it ends.
+        """
+        kind = "linear" if self.transform is _same else "log"
+        unit = "%" if self.show(0.5).endswith("%") else ""
+        numbers = [f"{value:.6g}" for value in (self.low, self.high, start, end)]
+        return "|".join([*numbers, kind, unit, self.label])
+
 
 @dataclass
 class Panel:
@@ -205,21 +217,27 @@ class Panel:
         return node
 
     def write(
-        self, text: str, x: float, y: float, anchor: str = "middle", class_: str = "tick"
+        self,
+        text: str,
+        x: float,
+        y: float,
+        anchor: str = "middle",
+        class_: str = "tick",
+        **attributes: str,
     ) -> None:
         """Write a text."""
-        self.add("text", text, x=x, y=y, text_anchor=anchor, class_=class_)
+        self.add("text", text, x=x, y=y, text_anchor=anchor, class_=class_, **attributes)
 
-    def line(self, x: Array, y: Array, class_: str, hint: str = "") -> None:
+    def line(self, x: Array, y: Array, class_: str, hint: str = "", **attributes: str) -> None:
         """Draw a line; `hint` shows when a pointer rests on it."""
         path = "M" + "L".join(f"{px:.1f},{py:.1f}" for px, py in thin(self.points(x, y)))
-        self.add("path", *_hint(hint), d=path, class_=class_)
+        self.add("path", *_hint(hint), d=path, class_=class_, **attributes)
 
-    def area(self, x: Array, low: Array, high: Array, class_: str) -> None:
+    def area(self, x: Array, low: Array, high: Array, class_: str, **attributes: str) -> None:
         """Fill the space between two lines."""
         outline = np.concatenate([self.points(x, high), self.points(x, low)[::-1]])
         path = "M" + "L".join(f"{px:.1f},{py:.1f}" for px, py in outline) + "z"
-        self.add("path", d=path, class_=class_)
+        self.add("path", d=path, class_=class_, **attributes)
 
     def bar(self, x0: float, x1: float, y0: float, y1: float, class_: str, hint: str = "") -> None:
         """Draw a rectangle between values."""
@@ -236,16 +254,32 @@ class Panel:
             class_=class_,
         )
 
-    def draw(self, name: str) -> Markup:
+    def draw(self, name: str, read_off: bool = False) -> Markup:
         """The finished picture.
 
         Args:
             name: What it shows, for those who cannot see it.
+            read_off: Whether the page's script is to show the values of its lines at a pointer: it reads
+                them off the lines with the scales that are noted here.
         """
         size = f"0 0 {self.width:g} {self.height:g}"
         class_ = "plot wide" if self.width >= 400 else "plot"
+        scales = {}
+        if read_off:
+            scales = {
+                "data_x": self.x.describe(*self._span_x()),
+                "data_y": self.y.describe(*self._span_y()),
+            }
         return markup(
-            element("svg", *self.nodes, viewBox=size, role="img", aria_label=name, class_=class_)
+            element(
+                "svg",
+                *self.nodes,
+                viewBox=size,
+                role="img",
+                aria_label=name,
+                class_=class_,
+                **scales,
+            )
         )
 
 

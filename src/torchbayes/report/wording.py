@@ -11,10 +11,12 @@ from torchbayes.report.results import MethodResult
 from torchbayes.report.svg import colour
 
 __all__ = [
+    "amount",
     "count",
     "duration",
     "fixed",
     "listing",
+    "memory",
     "method_name",
     "percent",
     "seed_note",
@@ -101,6 +103,34 @@ def duration(seconds: float) -> str:
         return f"{minutes}{_SPACE}min {rest}{_SPACE}s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours}{_SPACE}h {minutes}{_SPACE}min"
+
+
+def memory(size: float) -> str:
+    """A number of bytes in the units that suit it.
+
+    Example:
+        >>> [memory(size).replace("\u202f", " ") for size in (512, 3.1e6, 1.5e9)]
+        ['1 kB', '3.1 MB', '1.5 GB']
+    """
+    for unit, bytes_ in (("GB", 1e9), ("MB", 1e6)):
+        if size >= bytes_:
+            return f"{size / bytes_:.1f}{_SPACE}{unit}"
+    return f"{size / 1e3:.0f}{_SPACE}kB"
+
+
+def amount(value: float) -> str:
+    """A large whole number with three digits that matter.
+
+    Example:
+        >>> [amount(value).replace("\u202f", " ") for value in (850, 55_050, 2_202_000)]
+        ['850', '55.0 k', '2.20 M']
+    """
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= size:
+            share = value / size
+            decimals = 2 if share < 10 else 1 if share < 100 else 0
+            return f"{share:.{decimals}f}{_SPACE}{unit}"
+    return whole(value)
 
 
 def times(factor: float) -> str:

@@ -51,10 +51,11 @@ def cost_chart(results: Results) -> Markup | None:
     for time, loss, method in points:
         node = marker(method.index, panel.at_x(time), panel.at_y(loss))
         node.set("class", f"marker big {colour(method.index)}")
+        node.set("data-m", str(method.index))
         node.append(element("title", f"{method.name}: NLL {significant(loss)}, {duration(time)}"))
         panel.nodes.append(node)
     for label, (_, _, method) in zip(_labels(panel, points), points, strict=True):
-        panel.write(method.name, label.x, label.y, label.anchor, "name")
+        panel.write(method.name, label.x, label.y, label.anchor, "name", data_m=str(method.index))
     best = min(points, key=lambda point: point[1])
     quick = min(points, key=lambda point: point[0])
     return panel.draw(

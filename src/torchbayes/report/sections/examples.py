@@ -18,8 +18,9 @@ from torchbayes.report.wording import fixed, method_name, percent
 
 __all__ = ["examples_section"]
 
-_SHOWN = 6
+_PICKED, _CARDS = 12, 4
 _CLASSES = 4
+_COLUMNS = 12
 
 
 @dataclass(frozen=True)
@@ -30,13 +31,21 @@ class Card:
         picture: A data URI.
         alt: What the picture is of.
         text: What the methods make of it.
-        chart: The probabilities that they give.
+        chart: The probabilities that they give, or None if it is only to be picked.
+        classes: The classes that the picker's table shows.
+        true: The true class, or None.
+        probs: Thousandths of each method's probability of those classes, as text for the script.
+        doubts: Thousandths of each method's entropy and mutual information, likewise.
     """
 
     picture: str
     alt: str
     text: Markup
-    chart: Markup
+    chart: Markup | None
+    classes: str
+    true: int | None
+    probs: str
+    doubts: str
 
 
 @dataclass(frozen=True)
@@ -62,6 +71,7 @@ class Inputs:
         results: Whose they are.
         methods: The methods.
         probs: Their probabilities, (methods, examples, classes).
+        information: Their mutual information, (methods, examples).
         targets: The true classes, or None.
         pictures: (examples, channels, height, width).
     """
@@ -69,6 +79,7 @@ class Inputs:
     results: Results
     methods: list[MethodResult]
     probs: Tensor
+    information: Tensor
     targets: Tensor | None
     pictures: npt.NDArray[Any]
 
@@ -77,14 +88,41 @@ class Inputs:
         entropy: Tensor = torch.special.entr(self.probs).sum(2).mean(0)
         return entropy
 
-    def card(self, index: int, text: Markup, kind: str) -> Card:
+    def card(self, index: int, text: Markup, kind: str, chart: bool) -> Card:
         """The card of an example."""
         true = None if self.targets is None else int(self.targets[index])
         alt = f"{kind} {index}" + (
             "" if true is None else f", of class {self.results.class_name(true)}"
         )
-        picture = data_uri(self.pictures[index], value_range(self.pictures))
-        return Card(picture, alt, text, _dots(self, index, true))
+        classes = self._columns(index, true)
+        probs, entropy = self.probs[:, index], torch.special.entr(self.probs[:, index]).sum(1)
+        return Card(
+            data_uri(self.pictures[index], value_range(self.pictures)),
+            alt,
+            text,
+            _dots(self, index, true) if chart else None,
+            ",".join(map(str, classes)),
+            true,
+            _thousandths(probs[:, classes]),
+            _thousandths(torch.stack([entropy, self.information[:, index]], 1)),
+        )
+
+    def _columns(self, index: int, true: int | None) -> list[int]:
+        """All classes, or of many the likeliest and the true one, in their order."""
+        count = self.probs.shape[2]
+        if count <= _COLUMNS:
+            return list(range(count))
+        likely = self.probs[:, index].mean(0).sort(descending=True, stable=True).indices
+        shown: list[int] = likely[:_COLUMNS].tolist()
+        if true is not None and true not in shown:
+            shown[-1] = true
+        return sorted(shown)
+
+
+def _thousandths(table: Tensor) -> str:
+    """Rows of whole numbers with commas between, and semicolons between rows."""
+    rows = (1000 * table.double()).round().long().tolist()
+    return ";".join(",".join(map(str, row)) for row in rows)
 
 
 def examples_section(results: Results) -> Section | None:
@@ -92,14 +130,21 @@ def examples_section(results: Results) -> Section | None:
     if results.images is None or not results.predicted:
         return None
     known = _test_inputs(results)
-    groups = [_sure_and_wrong(known), _uncertain(known)]
+    groups = [_sure_and_wrong(known), _uncertain(known), _unlike_the_rest(known)]
     foreign = _foreign_inputs(results)
     if foreign is not None:
         groups.append(_sure_of_the_unfamiliar(foreign))
     groups = [group for group in groups if group.cards]
     if not groups:
         return None
-    body = render("examples.html.j2", groups=groups, methods=known.methods)
+    names = [results.class_name(index) for index in range(known.probs.shape[2])]
+    body = render(
+        "examples.html.j2",
+        groups=groups,
+        methods=known.methods,
+        names=names,
+        columns=min(len(names), _COLUMNS),
+    )
     return Section("examples", "Hard cases", "The hard cases", body)
 
 
@@ -109,18 +154,21 @@ def _test_inputs(results: Results) -> Inputs:
     same = [(m, p) for m, p in results.predicted if torch.equal(p.targets, targets)]
     pictures = results.images.test[: len(targets)]
     probs = torch.stack([p.probs[: len(pictures)].double() for _, p in same])
-    return Inputs(results, [m for m, _ in same], probs, targets[: len(pictures)], pictures)
+    doubt = torch.stack([p.test.epistemic[: len(pictures)].double() for _, p in same])
+    return Inputs(results, [m for m, _ in same], probs, doubt, targets[: len(pictures)], pictures)
 
 
 def _foreign_inputs(results: Results) -> Inputs | None:
     assert results.images is not None
-    pairs = [(m, p.ood_probs) for m, p in results.predicted if p.ood_probs is not None]
+    # The picker's table has one row a method: those that lack such predictions are left out of both.
+    pairs = [(m, p.ood) for m, p in results.predicted if p.ood is not None]
     if results.images.ood is None or not pairs:
         return None
-    same = [(m, probs) for m, probs in pairs if probs.shape == pairs[0][1].shape]
+    same = [(m, p) for m, p in pairs if p.probs.shape == pairs[0][1].probs.shape]
     pictures = results.images.ood[: len(same[0][1])]
-    probs = torch.stack([probs[: len(pictures)].double() for _, probs in same])
-    return Inputs(results, [m for m, _ in same], probs, None, pictures)
+    probs = torch.stack([p.probs[: len(pictures)].double() for _, p in same])
+    doubt = torch.stack([p.epistemic[: len(pictures)].double() for _, p in same])
+    return Inputs(results, [m for m, _ in same], probs, doubt, None, pictures)
 
 
 def _sure_and_wrong(inputs: Inputs) -> Group:
@@ -129,7 +177,7 @@ def _sure_and_wrong(inputs: Inputs) -> Group:
     wrong = guess != inputs.targets
     blame = (confidence * wrong).mean(0)
     cards = []
-    for index in _top(blame):
+    for place, index in enumerate(_top(blame)):
         surest = int((confidence[:, index] * wrong[:, index]).argmax())
         text = Markup("It is <b>{}</b>. {} is {} sure it is {}; {} wrong.").format(
             inputs.results.class_name(int(inputs.targets[index])),
@@ -138,7 +186,7 @@ def _sure_and_wrong(inputs: Inputs) -> Group:
             inputs.results.class_name(int(guess[surest, index])),
             _how_many(int(wrong[:, index].sum()), len(inputs.methods)),
         )
-        cards.append(inputs.card(index, text, "test picture"))
+        cards.append(inputs.card(index, text, "test picture", place < _CARDS))
     return Group(
         "Sure and wrong",
         "The test inputs with the most confidence in a wrong class, averaged over methods.",
@@ -150,30 +198,52 @@ def _uncertain(inputs: Inputs) -> Group:
     assert inputs.targets is not None
     entropy = inputs.entropy()
     cards = []
-    for index in _top(entropy):
+    for place, index in enumerate(_top(entropy)):
         right = int((inputs.probs[:, index].argmax(1) == inputs.targets[index]).sum())
         text = Markup("It is <b>{}</b>. Entropy {} nats; {} right.").format(
             inputs.results.class_name(int(inputs.targets[index])),
             fixed(float(entropy[index]), 2),
             _how_many(right, len(inputs.methods)),
         )
-        cards.append(inputs.card(index, text, "test picture"))
+        cards.append(inputs.card(index, text, "test picture", place < _CARDS))
     return Group(
         "Most uncertain", "The test inputs with the most entropy, averaged over methods.", cards
+    )
+
+
+def _unlike_the_rest(inputs: Inputs) -> Group:
+    assert inputs.targets is not None
+    doubt = inputs.information.mean(0)
+    cards = []
+    for place, index in enumerate(_top(torch.where(doubt > 1e-6, doubt, 0.0))):
+        text = Markup("It is <b>{}</b>. Mutual information {} nats; {} right.").format(
+            inputs.results.class_name(int(inputs.targets[index])),
+            fixed(float(doubt[index]), 3),
+            _how_many(
+                int((inputs.probs[:, index].argmax(1) == inputs.targets[index]).sum()),
+                len(inputs.methods),
+            ),
+        )
+        cards.append(inputs.card(index, text, "test picture", place < _CARDS))
+    return Group(
+        "Least like the training data",
+        "The test inputs on which draws of the weights disagree most, averaged over methods: the ones "
+        "that the methods themselves find most out of distribution.",
+        cards,
     )
 
 
 def _sure_of_the_unfamiliar(inputs: Inputs) -> Group:
     confidence, guess = inputs.probs.max(2)
     cards = []
-    for index in _top(confidence.mean(0)):
+    for place, index in enumerate(_top(confidence.mean(0))):
         surest = int(confidence[:, index].argmax())
         text = Markup("It is none of the classes. {} is {} sure it is {}.").format(
             method_name(inputs.methods[surest]),
             percent(float(confidence[surest, index])),
             inputs.results.class_name(int(guess[surest, index])),
         )
-        cards.append(inputs.card(index, text, "unfamiliar picture"))
+        cards.append(inputs.card(index, text, "unfamiliar picture", place < _CARDS))
     return Group(
         "Unfamiliar, and yet sure",
         "The out-of-distribution inputs with the most confidence, averaged over methods.",
@@ -192,7 +262,7 @@ def _how_many(some: int, all_: int) -> str:
 
 def _top(score: Tensor) -> list[int]:
     """The examples with the highest score above zero, the first of equals first."""
-    order: list[int] = score.sort(descending=True, stable=True).indices[:_SHOWN].tolist()
+    order: list[int] = score.sort(descending=True, stable=True).indices[:_PICKED].tolist()
     return [index for index in order if float(score[index]) > 0]
 
 
@@ -222,6 +292,7 @@ def _dots(inputs: Inputs, index: int, true: int | None) -> Markup:
             node = marker(method.index, panel.at_x(share), middle + 0.6 * row_height * step)
             node.set("class", f"marker {colour(method.index)}")
             hint = f"{method.name}: {inputs.results.class_name(class_)} {percent(share)}"
+            node.set("data-m", str(method.index))
             node.append(element("title", hint))
             panel.nodes.append(node)
     said = ", ".join(

@@ -27,6 +27,8 @@ _CALIBRATION = 0.05
 _OVERFITTING = 1.25
 # A thousandth of a nat on average: draws that differ by less would not change a decision.
 _NO_DISAGREEMENT = 1e-3
+_KL_SHARE = 0.01
+_RHAT = 1.1
 _NAMED = 6
 
 
@@ -150,6 +152,49 @@ def blind_to_the_unfamiliar(results: Results) -> Iterator[Notice]:
         )
 
 
+def prior_ignored(results: Results) -> Iterator[Notice]:
+    """A KL term so small that the loss is that of a point estimate."""
+    names = []
+    for method in results.methods:
+        for run in method.runs[:1]:
+            row = run.history[-1] if run.history else {}
+            kl, nll = row.get("kl"), row.get("nll")
+            if kl is None or nll is None or kl + nll <= 0 or kl < 0:
+                continue
+            share = kl / (kl + nll)
+            if share < _KL_SHARE:
+                names.append(_with(method, f"KL is {_small_share(share)} of the loss"))
+    if names:
+        yield Notice(
+            True,
+            Markup(
+                "{}: this is a point estimate. Look whether train_size is right, and give the prior its "
+                "full weight."
+            ).format(_most(names)),
+        )
+
+
+def not_converged(results: Results) -> Iterator[Notice]:
+    """Chains that do not agree with each other."""
+    names = []
+    for method in results.methods:
+        worst = max((r.extras.rhat for r in method.runs if r.extras.rhat is not None), default=None)
+        if worst is not None and worst > _RHAT:
+            names.append(_with(method, f"R-hat {fixed(worst, 2)}"))
+    if names:
+        yield Notice(
+            True,
+            Markup(
+                "{}: not converged. The chains still differ more than one chain varies; run them longer "
+                "or with a smaller step."
+            ).format(_most(names)),
+        )
+
+
+def _small_share(share: float) -> str:
+    return percent(share) if share >= 0.0005 else f"less than {percent(0.0005, 2)}"
+
+
 def no_disagreement(results: Results) -> Iterator[Notice]:
     """Draws that all say the same."""
     single = []
@@ -257,6 +302,8 @@ RULES: tuple[Rule, ...] = (
     miscalibrated,
     overfitting,
     blind_to_the_unfamiliar,
+    prior_ignored,
+    not_converged,
     no_disagreement,
     few_seeds,
     nothing_to_detect,

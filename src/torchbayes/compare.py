@@ -29,6 +29,7 @@ from torchbayes.data import DataSet, OutOfDistribution, Split, ood_for
 from torchbayes.experiment import Experiment, TrainedRun
 from torchbayes.methods import METHODS
 from torchbayes.nonfinite import TrainingError
+from torchbayes.posthoc.run import calibrate
 from torchbayes.progress import Progress
 from torchbayes.run import RunFolder
 from torchbayes.storage import atomic_path, write_text
@@ -195,6 +196,8 @@ class Comparison:
                         job.experiment.train(job.folder, data=data, resume=True, progress=shown)
                         trained = TrainedRun(job.folder, self.data_dir)
                         scores = trained.evaluate(ood=ood, corruptions=self.corruptions)
+                        if data.classes:
+                            calibrate(trained)
                     else:
                         whole = TrainedRun(job.folder.parent, self.data_dir)
                         scores = whole.evaluate(ood=ood, last=True, corruptions=self.corruptions)

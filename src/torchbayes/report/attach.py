@@ -1,0 +1,104 @@
+"""Pictures that other commands leave in a run folder for the page to show.
+
+A picture is `pictures/NAME.png` or `.svg` with its words in `pictures/NAME.json`: `title`, `caption` and
+`alt`, what it shows for those who cannot see it.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torchbayes.storage import atomic_path, write_text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["Picture", "read_pictures", "save_picture"]
+
+_KINDS = {".png": "image/png", ".svg": "image/svg+xml"}
+_LARGEST = 4 << 20
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture of a run.
+
+    Attributes:
+        title: Its heading.
+        caption: What to see in it; may be empty.
+        alt: What it shows, in words.
+        uri: The picture itself as a data URI.
+    """
+
+    title: str
+    caption: str
+    alt: str
+    uri: str
+
+
+def save_picture(
+    run: str | Path, name: str, figure: Figure, *, title: str, caption: str, alt: str
+) -> Path:
+    """Leave a picture in a run folder; `torchbayes report` shows it.
+
+    Args:
+        run: The run folder.
+        name: The file's name without its ending.
+        figure: A matplotlib figure.
+        title: Its heading.
+        caption: What to see in it.
+        alt: What it shows, in words.
+
+    Returns:
+        The path of the PNG file.
+    """
+    path = Path(run) / "pictures" / f"{name}.png"
+    with atomic_path(path) as temporary:
+        figure.savefig(temporary, format="png")
+    words = {"title": title, "caption": caption, "alt": alt}
+    write_text(path.with_suffix(".json"), json.dumps(words, indent=2) + "\n")
+    return path
+
+
+def read_pictures(run: Path, problems: list[str]) -> tuple[Picture, ...]:
+    """The pictures of a run folder, in the order of their names.
+
+    Args:
+        run: The run folder.
+        problems: Gets a sentence for each picture that cannot be shown.
+    """
+    found: list[Picture] = []
+    folder = run / "pictures"
+    for file in sorted(folder.iterdir()) if folder.is_dir() else ():
+        kind = _KINDS.get(file.suffix.lower())
+        if kind is None:
+            continue
+        if file.stat().st_size > _LARGEST:
+            problems.append(f"{file} is not shown: it is larger than 4 MiB.")
+            continue
+        words = _words(file.with_suffix(".json"))
+        title = words.get("title") or file.stem.replace("-", " ").replace("_", " ")
+        data = base64.b64encode(file.read_bytes()).decode("ascii")
+        found.append(
+            Picture(
+                title,
+                words.get("caption", ""),
+                words.get("alt") or title,
+                f"data:{kind};base64,{data}",
+            )
+        )
+    return tuple(found)
+
+
+def _words(file: Path) -> dict[str, str]:
+    try:
+        words = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(words, dict):
+        return {}
+    return {str(key): value for key, value in words.items() if isinstance(value, str)}

@@ -1,0 +1,150 @@
+"""What a run folder may hold beside scores and predictions, each in a file that may be missing.
+
+draws.json          scores of the average over the first 1, 2, 4, … draws       (evaluate)
+corruptions.json    scores on damaged test images                              (evaluate --corruptions)
+calibration.json    temperature, prediction sets and abstention, before/after  (calibrate)
+diagnostics.json    numbers on convergence, such as rhat                       (diagnose)
+pictures/           pictures with captions                                     (several commands)
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torchbayes.report.attach import Picture, read_pictures
+
+__all__ = ["Calibration", "Extras", "read_extras"]
+
+Numbers = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What can be put right after training.
+
+    Attributes:
+        fitted_on: The examples that it was fitted on, in words.
+        scored_on: The examples that it was scored on, in words.
+        temperature: The temperature that probabilities were taken to.
+        before: Scores before that.
+        after: Scores after it.
+        conformal: For each coverage that was asked for: target, coverage and mean_size.
+        abstention: For each risk that was asked for: target, coverage and, if anything was answered, risk.
+    """
+
+    fitted_on: str
+    scored_on: str
+    temperature: float
+    before: Numbers
+    after: Numbers
+    conformal: tuple[Numbers, ...]
+    abstention: tuple[Numbers, ...]
+
+
+@dataclass(frozen=True)
+class Extras:
+    """The optional parts of a run.
+
+    Attributes:
+        draws: Rows of draws, nll and accuracy, from one draw to all.
+        corruptions: For each kind of damage rows of severity (0 is none), accuracy, nll and ece.
+        corruption_note: What was damaged, and how.
+        calibration: What was put right after training, or None.
+        rhat: The largest R-hat that was found, or None.
+        pictures: Pictures of the run.
+    """
+
+    draws: tuple[Numbers, ...] = ()
+    corruptions: Mapping[str, tuple[Numbers, ...]] = field(default_factory=dict)
+    corruption_note: str = ""
+    calibration: Calibration | None = None
+    rhat: float | None = None
+    pictures: tuple[Picture, ...] = ()
+
+
+def read_extras(run: Path, problems: list[str]) -> Extras:
+    """Read the optional files of a run folder.
+
+    Args:
+        run: The run folder.
+        problems: Gets a sentence for each file that is damaged.
+    """
+
+    def read(name: str, make: Callable[[Any], Any], default: Any) -> Any:
+        file = run / name
+        if not file.is_file():
+            return default
+        try:
+            return make(json.loads(file.read_text(encoding="utf-8")))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            problems.append(f"{file} is damaged and not shown.")
+            return default
+
+    kinds, note = read("corruptions.json", _corruptions, ({}, ""))
+    return Extras(
+        draws=read("draws.json", lambda rows: tuple(_numbers(row) for row in rows), ()),
+        corruptions=kinds,
+        corruption_note=note,
+        calibration=read("calibration.json", _calibration, None),
+        rhat=read("diagnostics.json", _rhat, None),
+        pictures=read_pictures(run, problems),
+    )
+
+
+def _numbers(table: Mapping[str, Any]) -> dict[str, float]:
+    return {
+        str(key): float(value)
+        for key, value in table.items()
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    }
+
+
+def _corruptions(table: Mapping[str, Any]) -> tuple[dict[str, tuple[Numbers, ...]], str]:
+    clean = {**_numbers(table["clean"]), "severity": 0.0}
+    kinds = {
+        str(kind): (clean, *(_numbers(row) for row in rows))
+        for kind, rows in table["kinds"].items()
+    }
+    if any("severity" not in row for rows in kinds.values() for row in rows):
+        raise ValueError("a row has no severity")
+    note = table.get("note", "")
+    examples = table.get("examples")
+    many = f" {examples:,} test images of each." if isinstance(examples, int) else ""
+    return kinds, f"{note if isinstance(note, str) else ''}{many}".strip()
+
+
+def _calibration(table: Mapping[str, Any]) -> Calibration:
+    scaling = table["temperature"]
+    return Calibration(
+        str(table.get("fitted_on", "held-out examples")),
+        str(table.get("scored_on", "the test split")),
+        float(scaling["value"]),
+        _numbers(scaling["before"]),
+        _numbers(scaling["after"]),
+        tuple(_numbers(row) for row in table.get("conformal", ())),
+        tuple(_numbers(row) for row in table.get("abstention", ())),
+    )
+
+
+def _rhat(table: Any) -> float | None:
+    found = [value for value in _named(table, ("rhat", "r_hat")) if math.isfinite(value)]
+    return max(found, default=None)
+
+
+def _named(value: Any, names: tuple[str, ...], inside: bool = False) -> Iterator[float]:
+    """All numbers below a key of one of the names."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _named(
+                item, names, inside or any(name in str(key).lower() for name in names)
+            )
+    elif isinstance(value, list):
+        for item in value:
+            yield from _named(item, names, inside)
+    elif inside and isinstance(value, (int, float)) and not isinstance(value, bool):
+        yield float(value)

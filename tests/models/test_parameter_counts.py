@@ -150,5 +150,13 @@ def test_torchvision_checkpoint_names() -> None:
 
 
 def test_every_registered_model_has_a_count_check() -> None:
-    elsewhere = {"mlp", "resnetpp20", "resnetpp50", "resnetpp56", "wrn-28-1"}
+    elsewhere = {
+        "mlp",
+        "resnet8",
+        "resnetpp8",
+        "resnetpp20",
+        "resnetpp50",
+        "resnetpp56",
+        "wrn-28-1",
+    }
     assert set(MODELS) == set(EXACT) | set(ROUNDED) | elsewhere

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from torchbayes._version import __version__
 from torchbayes.cli import compare, inspect, recipes, train
+from torchbayes.cli.average import average
 from torchbayes.cli.calibrate import calibrate
 from torchbayes.cli.continual import continual
 from torchbayes.cli.prune import prune
@@ -53,6 +54,7 @@ app.command("predict")(train.predict)
 app.command("compare")(compare.compare)
 app.command("report")(compare.report)
 app.command("prune")(prune)
+app.command("average")(average)
 app.command("continual")(continual)
 app.command("calibrate")(calibrate)
 app.add_typer(recipes.app, name="recipes")

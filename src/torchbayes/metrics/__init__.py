@@ -27,6 +27,7 @@ from torchbayes.metrics.detection import (
     fpr95,
     roc_curve,
 )
+from torchbayes.metrics.diversity import double_fault, fault_counts
 from torchbayes.metrics.regression import (
     gaussian_crps,
     gaussian_mixture_crps,
@@ -51,8 +52,10 @@ __all__ = [
     "auroc_misclassification_entropy",
     "brier",
     "classification_scores",
+    "double_fault",
     "ece",
     "excess_aurc",
+    "fault_counts",
     "fpr95",
     "gaussian_crps",
     "gaussian_mixture_crps",

@@ -108,6 +108,7 @@ MODELS: dict[str, ModelEntry] = {
                 f"wrn-{depth}-{k}", partial(wide_resnet, depth, k), f"wide ResNet, {size}", _WRN
             )
             for depth, k, size in (
+                (10, 1, "0.08 M weights"),
                 (16, 2, "0.7 M weights"),
                 (16, 4, "2.7 M weights"),
                 (28, 1, "0.4 M weights"),

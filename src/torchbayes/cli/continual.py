@@ -1,0 +1,191 @@
+"""`torchbayes continual`: tasks one after the other, against plain fine-tuning."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich import progress as bars
+from rich.console import Console
+from rich.table import Table
+
+from torchbayes.cli.options import DataDir, Json, method_pairs
+from torchbayes.continual import (
+    SETTINGS,
+    TaskScores,
+    can_remember,
+    learn_tasks,
+    markdown_table,
+    permuted_tasks,
+    split_tasks,
+)
+from torchbayes.data import load_data
+from torchbayes.methods import METHODS
+from torchbayes.models import build_model
+from torchbayes.progress import Progress
+from torchbayes.run import RunFolder
+from torchbayes.storage import write_text
+
+__all__ = ["continual"]
+
+_FINE_TUNING = "mle"
+
+
+class _Bars:
+    """One bar for all tasks of all methods and one for the task in hand."""
+
+    def __init__(self, runs: int) -> None:
+        self.bars = bars.Progress(
+            bars.TextColumn("[bold]{task.description}"),
+            bars.BarColumn(bar_width=None),
+            bars.TaskProgressColumn(),
+            bars.TextColumn("{task.fields[note]}"),
+            bars.TimeElapsedColumn(),
+            bars.TextColumn("left"),
+            bars.TimeRemainingColumn(),
+            console=Console(stderr=True),
+            refresh_per_second=5,
+        )
+        self.all = self.bars.add_task("all", total=runs, note=f"{runs} tasks to learn")
+        self.one = self.bars.add_task("", total=1, note="", visible=False)
+
+
+class _TaskBar(Progress):
+    """Shows the training on one task."""
+
+    def __init__(self, display: _Bars, before: int, title: str) -> None:
+        self._display, self._before, self._title = display, before, title
+
+    def start(self, name: str, total: int, done: int) -> None:
+        self._total, self._done = max(1, total), done
+        self._display.bars.reset(
+            self._display.one, description=self._title, total=total, completed=done, visible=True
+        )
+
+    def advance(self, loss: float) -> None:
+        self._done += 1
+        shown = self._display.bars
+        shown.update(self._display.one, completed=self._done, note=f"loss {loss:.4f}")
+        shown.update(self._display.all, completed=self._before + self._done / self._total)
+
+
+def continual(
+    data: Annotated[str, typer.Option(help="Data set (`torchbayes data`).")] = "mnist",
+    tasks: Annotated[
+        str, typer.Option(help="permuted (pixels in random orders) or split (classes in groups).")
+    ] = "permuted",
+    count: Annotated[int, typer.Option(help="Tasks of permuted pixels.")] = 10,
+    per_task: Annotated[int, typer.Option(help="Classes of a task of split ones.")] = 2,
+    method: Annotated[
+        str, typer.Option(help="A method that takes a prior: vogn, ivon, bbb, hwa or noisy-kfac.")
+    ] = "vogn",
+    epochs: Annotated[int, typer.Option(help="Passes through each task's training set.")] = 5,
+    batch_size: Annotated[int, typer.Option(help="Examples per update.")] = 256,
+    hidden: Annotated[str, typer.Option(help="Widths of the network's layers.")] = "100,100",
+    samples: Annotated[int, typer.Option(help="Draws to test with.")] = 10,
+    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="The method's option, such as --set lr=0.001; repeatable."),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("continual"),
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Learn tasks one after the other, each posterior the next one's prior, against fine-tuning.
+
+    Writes continual.json and continual.md to --out, after every task. Fine-tuning is the same network with
+    maximum likelihood, task after task. Methods have settings for this; `--set` overrides them.
+    """
+    if tasks not in ("permuted", "split"):
+        raise ValueError(f"tasks is {tasks!r}: expected permuted or split")
+    if not can_remember(method):
+        able = [name for name in METHODS if can_remember(name)]
+        raise ValueError(f"method {method!r} takes no prior: choose one of {', '.join(able)}")
+    widths = _widths(hidden)
+    given = method_pairs(set_ if set_ else [], [method])[method]
+    settings: dict[str, dict[str, Any]] = {method: {**SETTINGS.get(method, {}), **given}}
+    settings[_FINE_TUNING] = {}
+    for name, value in (("epochs", epochs), ("batch_size", batch_size), ("samples", samples)):
+        if value < 1:
+            raise ValueError(f"{name} is {value}: expected a whole number of at least 1")
+    loaded = load_data(data, data_dir=data_dir)
+    by_pixels = tasks == "permuted"
+    plan = permuted_tasks(loaded, count, seed) if by_pixels else split_tasks(loaded, per_task)
+    RunFolder(out).prepare()
+    about = {
+        "data": data, "tasks": tasks, "hidden": widths, "epochs": epochs, "batch_size": batch_size,
+        "samples": samples, "seed": seed, "command": shlex.join(["torchbayes", *sys.argv[1:]]),
+    }  # fmt: skip
+    results: dict[str, TaskScores] = {}
+    display = _Bars(len(plan) * len(settings))
+    with display.bars:
+        for place, (name, options) in enumerate(settings.items()):
+            torch.manual_seed(seed)
+            model = build_model(
+                "mlp", input_shape=loaded.shape, num_classes=loaded.num_classes, hidden=widths
+            )
+
+            def bar(number: int, name: str = name, place: int = place) -> Progress:
+                title = f"{name}, task {number + 1}"
+                return _TaskBar(display, place * len(plan) + number, title)
+
+            def keep(scores: TaskScores, name: str = name) -> None:
+                results[name] = scores
+                _write(out, about, results, settings)
+
+            learn_tasks(
+                model, plan, name, epochs=epochs, batch_size=batch_size, samples=samples,
+                seed=seed, progress=bar, after_task=keep, **options,
+            )  # fmt: skip
+    _show(out, results, as_json)
+
+
+def _widths(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(f"hidden is {text!r}: expected widths such as 100,100") from None
+
+
+def _write(
+    out: Path,
+    about: dict[str, Any],
+    results: dict[str, TaskScores],
+    settings: dict[str, dict[str, Any]],
+) -> None:
+    methods = {
+        name: {
+            "options": settings[name], "accuracy": scores.accuracy, "mean": scores.mean,
+            "forgotten": scores.forgotten, "seconds": scores.seconds,
+        }
+        for name, scores in results.items()
+    }  # fmt: skip
+    names = next(iter(results.values())).tasks
+    whole = {**about, "names": names, "methods": methods}
+    write_text(out / "continual.json", json.dumps(whole, indent=2) + "\n")
+    heading = f"Test accuracy in % after each task: {about['tasks']} {about['data']}\n\n"
+    write_text(out / "continual.md", heading + markdown_table(results))
+
+
+def _show(out: Path, results: dict[str, TaskScores], as_json: bool) -> None:
+    if as_json:
+        typer.echo((out / "continual.json").read_text(encoding="utf-8").strip())
+        return
+    names = next(iter(results.values())).tasks
+    table = Table(title="test accuracy after the last task", title_justify="left")
+    table.add_column("method", style="bold", no_wrap=True)
+    for title in [*names, "mean", "forgotten"]:
+        table.add_column(title, justify="right")
+    for method, scores in results.items():
+        title = "fine-tuning" if method == _FINE_TUNING else method
+        numbers = [*scores.accuracy[-1], scores.mean[-1], scores.forgotten]
+        table.add_row(title, *(f"{100 * value:.1f}" for value in numbers))
+    console = Console()
+    console.print(table)
+    console.print(f"after every task: {out / 'continual.md'}   results: {out / 'continual.json'}")

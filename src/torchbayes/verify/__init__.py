@@ -1,0 +1,14 @@
+"""Is a method's posterior right at your own scale? Answered on problems whose answer is known."""
+
+from torchbayes.verify.conjugate import LinearRegression
+from torchbayes.verify.nuts import NutsAgreement, compare_to_nuts
+from torchbayes.verify.run import TARGETS, Verification, verify
+
+__all__ = [
+    "TARGETS",
+    "LinearRegression",
+    "NutsAgreement",
+    "Verification",
+    "compare_to_nuts",
+    "verify",
+]

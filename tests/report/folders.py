@@ -44,6 +44,7 @@ def write_folder(
     epochs: int = 6,
     images: bool = True,
     classes: list[str] | None = None,
+    extras: bool = False,
     **changes: Any,
 ) -> Path:
     """Write a comparison; `methods` gives the arguments of `predictions` for each, and `members`."""
@@ -57,7 +58,11 @@ def write_folder(
             made.save(run / "predictions.npz")
             _write_history(run / "metrics.jsonl", epochs, members, seed)
             scores = {k: v if math.isfinite(v) else None for k, v in made.scores().items()}
-            scores |= {"seconds": 2.0 * (number + 1) + seed, "parameters": 1234.0}
+            seconds = 2.0 * (number + 1) + seed
+            scores |= {"seconds": seconds, "parameters": 1234.0, "stored": 1234.0 * (number + 1)}
+            scores |= {"seconds_per_epoch": seconds / epochs, "peak_memory": 3e6 * (number + 1)}
+            if extras:
+                write_extras(run, made)
             runs.append({"seed": seed, "folder": f"runs/{name}-{seed}", **scores})
         table[name] = _summary(name, runs)
     if images:
@@ -83,6 +88,40 @@ def write_folder(
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "results.json").write_text(json.dumps(results), encoding="utf-8")
     return folder
+
+
+def write_extras(run: Path, made: Predictions) -> None:
+    """What `evaluate`, `calibrate` and other commands leave in a run folder."""
+    scores = made.scores()
+    few = {key: scores[key] for key in ("accuracy", "nll", "ece")}
+    courses = [{"draws": 2**i, **few, "nll": few["nll"] * (1 + 0.3 / 2**i)} for i in range(4)]
+    _write_json(run / "draws.json", courses)
+    kinds = {
+        kind: [
+            {"severity": s, **few, "accuracy": few["accuracy"] * (1 - 0.1 * s)} for s in range(1, 6)
+        ]
+        for kind in ("noise", "jpeg", "<i>new</i>")
+    }
+    note = "Corruptions are generated."
+    _write_json(
+        run / "corruptions.json", {"note": note, "examples": 160, "clean": few, "kinds": kinds}
+    )
+    after = {**few, "ece": few["ece"] / 2}
+    calibration = {
+        "fitted_on": "half of the test split",
+        "scored_on": "the other half",
+        "temperature": {"value": 1.5, "before": few, "after": after},
+        "conformal": [{"target": 0.9, "coverage": 0.912, "mean_size": 1.25, "empty": 0.0}],
+        "abstention": [
+            {"target": 0.05, "coverage": 0.4, "risk": 0.031, "threshold": 0.9},
+            {"target": 0.01, "coverage": 0.0, "risk": None, "threshold": None},
+        ],
+    }
+    _write_json(run / "calibration.json", calibration)
+
+
+def _write_json(path: Path, content: Any) -> None:
+    path.write_text(json.dumps(content), encoding="utf-8")
 
 
 def _write_history(path: Path, epochs: int, members: int, seed: int) -> None:

@@ -78,7 +78,9 @@ def check_self_contained(page: Page) -> None:
         assert "style" not in node.attributes
         for name in loading:
             value = node.attributes.get(name)
-            assert value is None or value.startswith(("#", "data:image/png;base64,", "data:,"))
+            assert value is None or value.startswith(
+                ("#", "data:image/png;base64,", "data:image/svg+xml;base64,", "data:,")
+            )
     assert {node.tag for node in page.root.walk()}.isdisjoint({"iframe", "object", "embed", "base"})
     css = "".join(piece for node in page.all("style") for piece in node.pieces if piece)
     assert "url(" not in css
@@ -158,7 +160,12 @@ def test_means_and_spreads_over_seeds(tmp_path: Path) -> None:
 
 def test_the_best_values_are_marked(tmp_path: Path) -> None:
     page = page_of(write_folder(tmp_path, three()))
-    for key, pick in {"accuracy": max, "nll": min, "auroc_ood": max, "seconds": min}.items():
+    for key, pick in {
+        "accuracy": max,
+        "nll": min,
+        "auroc_ood": max,
+        "seconds_per_epoch": min,
+    }.items():
         values = {name: page.score(name, key) for name in THREE}
         best = [
             name
@@ -197,11 +204,12 @@ def test_a_lead_within_the_noise_is_not_called_best(tmp_path: Path) -> None:
 
 
 def test_all_sections_of_a_full_comparison(tmp_path: Path) -> None:
-    folder = write_folder(tmp_path, three(), failed={"vogn": "The loss is not finite at step 3."})
+    reason = {"vogn": "The loss is not finite at step 3."}
+    folder = write_folder(tmp_path, three(), failed=reason, extras=True)
     page = page_of(folder)
     assert sections(page) == [
-        "notices", "comparison", "failed", "calibration", "unfamiliar", "abstaining", "examples",
-        "training", "settings", "glossary",
+        "notices", "comparison", "failed", "calibration", "unfamiliar", "shift", "abstaining",
+        "afterwards", "examples", "draws", "training", "settings", "glossary",
     ]  # fmt: skip
     entry = page.all("dl", class_="failed")[0]
     assert [node.text for node in entry.all("dt")] == ["vogn"]
@@ -221,7 +229,8 @@ def test_all_sections_of_a_full_comparison(tmp_path: Path) -> None:
         "Histograms of dropout",
         "Histograms of ensemble",
     ]
-    assert len(page.all("img")) == 18
+    # Four cards and ten to pick from in four groups, the picked one, and two kinds of damage thrice.
+    assert len(page.all("img")) == 4 * (4 + 10) + 1 + 2 * 3
 
 
 def test_an_ensemble_s_members_are_laid_over_each_other(tmp_path: Path) -> None:

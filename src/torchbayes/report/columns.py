@@ -61,7 +61,7 @@ def _area(value: float) -> str:
     return fixed(value, 3)
 
 
-_QUALITY, _DOUBT, _FOREIGN, _COST = "Quality", "Doubt where it errs", "Unfamiliar inputs", "Cost"
+_QUALITY, _DOUBT, _FOREIGN, _COST = "Quality", "Errors", "Unfamiliar inputs", "Cost"
 
 COLUMNS: tuple[Column, ...] = (
     Column(
@@ -144,7 +144,7 @@ COLUMNS: tuple[Column, ...] = (
     ),
     Column(
         "auroc_misclassification",
-        "AUROC errors",
+        "AUROC",
         _DOUBT,
         True,
         _area,
@@ -168,6 +168,7 @@ COLUMNS: tuple[Column, ...] = (
         _small,
         "Area under the risk–coverage curve: the error rate that remains, averaged over how many of "
         "the least confident predictions are refused.",
+        main=False,
     ),
     Column(
         "auroc_ood",

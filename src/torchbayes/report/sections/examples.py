@@ -18,7 +18,7 @@ from torchbayes.report.wording import fixed, method_name, percent
 
 __all__ = ["examples_section"]
 
-_PICKED, _CARDS = 12, 4
+_PICKED, _CARDS = 10, 4
 _CLASSES = 4
 _COLUMNS = 12
 
@@ -32,7 +32,8 @@ class Card:
         alt: What the picture is of.
         text: What the methods make of it.
         chart: The probabilities that they give, or None if it is only to be picked.
-        classes: The classes that the picker's table shows.
+        methods: The numbers of the methods that the rows below are of, as text for the script.
+        classes: The classes that the picker's table shows, likewise.
         true: The true class, or None.
         probs: Thousandths of each method's probability of those classes, as text for the script.
         doubts: Thousandths of each method's entropy and mutual information, likewise.
@@ -42,6 +43,7 @@ class Card:
     alt: str
     text: Markup
     chart: Markup | None
+    methods: str
     classes: str
     true: int | None
     probs: str
@@ -101,6 +103,7 @@ class Inputs:
             alt,
             text,
             _dots(self, index, true) if chart else None,
+            ",".join(str(method.index) for method in self.methods),
             ",".join(map(str, classes)),
             true,
             _thousandths(probs[:, classes]),
@@ -160,7 +163,6 @@ def _test_inputs(results: Results) -> Inputs:
 
 def _foreign_inputs(results: Results) -> Inputs | None:
     assert results.images is not None
-    # The picker's table has one row a method: those that lack such predictions are left out of both.
     pairs = [(m, p.ood) for m, p in results.predicted if p.ood is not None]
     if results.images.ood is None or not pairs:
         return None

@@ -179,7 +179,7 @@ def _cost(results: Results, ranked: list[Scored]) -> Iterator[Markup]:
         method_name(quick.method), duration(quick.value)
     )
     best = timed.get(ranked[0].method.name, quick)
-    if best is not quick:
+    if best is not quick and best.value > 1.05 * quick.value:
         factor = times(best.value / quick.value).rstrip("×")
         sentence += Markup("; {} takes {} times as long").format(method_name(best.method), factor)
     yield sentence + Markup(".")

@@ -40,7 +40,11 @@ def shift_section(results: Results) -> Section | None:
             (
                 kind,
                 _pictures(results, kind),
-                _chart([(m, kinds[kind]) for m, kinds in found if kind in kinds], "accuracy", kind),
+                _chart(
+                    [(m, kinds[kind]) for m, kinds in found if kind in kinds],
+                    "accuracy",
+                    f"accuracy under {kind}",
+                ),
             )
             for kind in names
         ],

@@ -127,6 +127,8 @@
     const f = kind === "log" ? Math.log10 : (v) => v;
     const [a, b] = [f(+low), f(+high)];
     return {
+      start,
+      end,
       label: label.join("|"),
       value: (at) => {
         const v = a + ((at - start) / (end - start)) * (b - a);
@@ -155,8 +157,7 @@
       const nearest = found.reduce((a, b) => (Math.abs(b.point[0] - x) < Math.abs(a.point[0] - x) ? b : a));
       const at = nearest.point[0];
       const guide = document.createElementNS("http://www.w3.org/2000/svg", "path");
-      const [, , , bottom] = [0, 0, 0, +svg.dataset.y.split("|")[2]];
-      guide.setAttribute("d", "M" + at + "," + svg.dataset.y.split("|")[3] + "V" + bottom);
+      guide.setAttribute("d", "M" + at + "," + ys.end + "V" + ys.start);
       guide.setAttribute("class", "crosshair guide");
       svg.append(guide);
       // Of many lines, those nearest to the pointer; then from top to bottom, as in the figure.
@@ -226,9 +227,11 @@
       });
       const probs = thumb.dataset.probs.split(";").map((row) => row.split(",").map(Number));
       const doubts = thumb.dataset.doubts.split(";").map((row) => row.split(",").map(Number));
-      rows.forEach((row, m) => {
-        row.hidden = !probs[m];
-        if (!probs[m]) return;
+      const methods = thumb.dataset.methods.split(",");
+      rows.forEach((row) => {
+        const m = methods.indexOf(row.dataset.m);
+        row.hidden = m < 0;
+        if (m < 0) return;
         const most = Math.max(...probs[m]);
         all(".cell", row).forEach((cell, i) => {
           const share = probs[m][i] / 1000;

@@ -74,6 +74,7 @@ from torchbayes.variational import (
     shared_draw,
     signal_to_noise,
 )
+from torchbayes.verification import compare_to_nuts, verify
 
 __all__ = [
     "ATMC",
@@ -121,6 +122,7 @@ __all__ = [
     "Weights",
     "__version__",
     "branching",
+    "compare_to_nuts",
     "conformal_sets",
     "decide",
     "fit",
@@ -140,5 +142,6 @@ __all__ = [
     "signal_to_noise",
     "snapshot",
     "temperature_scaling",
+    "verify",
     "widening",
 ]

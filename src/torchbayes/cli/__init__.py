@@ -17,6 +17,7 @@ from torchbayes.cli.average import average
 from torchbayes.cli.calibrate import calibrate
 from torchbayes.cli.continual import continual
 from torchbayes.cli.prune import prune
+from torchbayes.cli.verify import verify
 from torchbayes.distributed import LostProcessError
 from torchbayes.nonfinite import TrainingError
 
@@ -57,6 +58,7 @@ app.command("prune")(prune)
 app.command("average")(average)
 app.command("continual")(continual)
 app.command("calibrate")(calibrate)
+app.command("verify")(verify)
 app.add_typer(recipes.app, name="recipes")
 app.command("methods")(inspect.methods)
 app.command("models")(inspect.models)

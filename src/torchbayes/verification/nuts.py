@@ -7,14 +7,15 @@ the share of examples on which both predict the same class, and the total variat
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from torchbayes.likelihood import Likelihood, as_likelihood
-from torchbayes.posterior import Posterior, Samples
+from torchbayes.likelihood import Categorical, Likelihood, as_likelihood
+from torchbayes.posterior import Posterior, Samples, snapshot
 from torchbayes.predict import predictive
 from torchbayes.predictions import ClassPredictive
 from torchbayes.prior import GaussianPrior, Prior
@@ -74,15 +75,16 @@ def compare_to_nuts(
         raise ImportError(
             "compare_to_nuts needs Pyro: install it with pip install 'torchbayes[nuts]'"
         ) from error
-    from torchbayes.likelihood import Categorical
 
     prior = GaussianPrior() if prior is None else prior
     likelihood = Categorical() if likelihood is None else as_likelihood(likelihood)
     x, y = data
-    start = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
+    # The integrator's step size is found in float64, which the network then has to take.
+    precise, x = copy.deepcopy(model).double().eval(), x.double()
+    start = {name: p.detach().clone() for name, p in precise.named_parameters() if p.requires_grad}
 
     def potential(weights: dict[str, Tensor]) -> Tensor:
-        outputs = torch.func.functional_call(model, weights, (x,))
+        outputs = torch.func.functional_call(precise, weights, (x,))
         return len(x) * likelihood.loss(outputs, y) - prior.log_prob(weights)
 
     with torch.random.fork_rng():
@@ -97,12 +99,12 @@ def compare_to_nuts(
         chain.run()
         drawn = chain.get_samples()
     reference = Samples(model)
+    rest = snapshot(model)  # frozen weights and buffers
     for index in range(samples):
-        reference.append({name: value[index] for name, value in drawn.items()})
+        moved = {name: value[index].to(rest[name].dtype) for name, value in drawn.items()}
+        reference.append(rest | moved)
     p, q = (
-        predictive(
-            model, one, inputs, samples, likelihood, torch.Generator().manual_seed(seed)
-        )
+        predictive(model, one, inputs, samples, likelihood, torch.Generator().manual_seed(seed))
         for one in (posterior, reference)
     )
     if not (isinstance(p, ClassPredictive) and isinstance(q, ClassPredictive)):

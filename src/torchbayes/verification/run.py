@@ -15,7 +15,7 @@ from torchbayes.methods import Method, Plan, find_method, method_options
 from torchbayes.methods.base import check_options
 from torchbayes.nonfinite import TrainingError
 from torchbayes.posterior import Posterior, Samples
-from torchbayes.verify.conjugate import LinearRegression
+from torchbayes.verification.conjugate import LinearRegression
 
 __all__ = ["TARGETS", "Verification", "verify"]
 
@@ -81,7 +81,7 @@ def verify(
     about unit size, so that the loss has a curvature of about 1.
 
     Args:
-        method: A name in `torchbayes.verify.TARGETS`.
+        method: A name in `torchbayes.verification.TARGETS`.
         train_size: The number of training examples that you have (rounded up to an even one).
         batch_size: The examples per update.
         epochs: How often to go through them; by default enough for 4,000 updates.
@@ -91,11 +91,11 @@ def verify(
 
     Example:
         >>> import torchbayes as tb
-        >>> found = tb.verify("kfac", train_size=400, batch_size=400, epochs=300, damping=0.0, lr=0.05)
+        >>> settings = {"batch_size": 100, "epochs": 100, "lr": 0.02, "beta2": 0.02, "damping": 0.0}
+        >>> found = tb.verify("vogn", train_size=400, **settings)
         >>> found.trusted, round(found.std_ratio, 1)
         (True, 1.0)
-        >>> tb.verify("kfac", train_size=400, batch_size=400, epochs=300, damping=0.0, lr=0.05,
-        ...           told_size=40_000).trusted
+        >>> tb.verify("vogn", train_size=400, told_size=40_000, **settings).trusted
         False
     """
     method_class = find_method(method)
@@ -110,7 +110,9 @@ def verify(
     size = train_size + train_size % 2
     # A Kronecker factor ties the outputs together, so those methods get one.
     problem = LinearRegression.make(size, _WEIGHTS, 1 if "kfac" in method else _OUTPUTS, seed)
-    given = {name: option.default for name, option in method_options(method_class).items()} | options
+    given = {
+        name: option.default for name, option in method_options(method_class).items()
+    } | options
     if given.get("prior") not in (None, "gaussian"):
         raise ValueError(f"prior is {given['prior']!r}: the exact answer needs a gaussian one")
     exact = {
@@ -155,7 +157,9 @@ def _train(
                 try:
                     loss = method.step(_closure(method, inputs, targets))
                 except FloatingPointError as error:
-                    raise TrainingError(f"{error}: try a smaller lr", step=epoch, layer="") from error
+                    raise TrainingError(
+                        f"{error}: try a smaller lr", step=epoch, layer=""
+                    ) from error
             if not math.isfinite(float(loss)):
                 raise TrainingError(
                     f"the loss is not finite after epoch {epoch + 1}: try a smaller lr",
@@ -218,7 +222,11 @@ def _verdict(
             f"the posterior is too {'narrow' if narrow else 'wide'} by a factor of "
             f"{1 / ratio if narrow and ratio > 0 else ratio:.2f}, as if there were {as_if:,} training "
             f"examples, not {size:,}; look at train_size"
-            + (", damping and temperature" if narrow else ", and try a smaller lr or larger batches")
+            + (
+                ", damping and temperature"
+                if narrow
+                else ", and try a smaller lr or larger batches"
+            )
         )
     if lost:
         parts.append(

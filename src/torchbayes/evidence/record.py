@@ -17,7 +17,7 @@ import torch
 from torchbayes._version import __version__
 from torchbayes.storage import write_text
 
-__all__ = ["Figure", "Record", "read_records", "record_of"]
+__all__ = ["Figure", "Record", "provenance", "read_records", "record_of"]
 
 
 @dataclass(frozen=True)
@@ -128,19 +128,26 @@ def record_of(
         title=title,
         size=size,
         command=command,
-        commit=_commit(),
-        versions={
-            "torchbayes": __version__,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-        },
-        machine={"processor": _processor(), "cores": os.cpu_count()},
+        **provenance(),
         finished=results["created"],
         seconds=round(seconds, 1),
         seeds=tuple(results["settings"]["seeds"]),
         settings=shared,
         rows=rows,
     )
+
+
+def provenance() -> dict[str, Any]:
+    """What a figure was measured with: `commit`, `versions` and `machine`."""
+    return {
+        "commit": _commit(),
+        "versions": {
+            "torchbayes": __version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+        "machine": {"processor": _processor(), "cores": os.cpu_count()},
+    }
 
 
 def _with_error(run: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 import torchbayes as tb
 from torchbayes.models import resnetpp20
-from torchbayes.prior import PriorByName, resnetpp_prior
+from torchbayes.prior import GaussianPrior, GroupLaplacePrior, PriorByName, resnetpp_prior
 
 
 def some_weights(dtype: torch.dtype = torch.float64) -> tb.Weights:
@@ -66,3 +67,27 @@ def test_a_weight_without_a_rule_and_a_rule_without_a_prior() -> None:
         prior.log_prob({"fc.weight": torch.ones(1)})
     with pytest.raises(TypeError, match=r"rule '\*' has a float"):
         PriorByName({"*": 1.0})  # type: ignore[dict-item]
+
+
+def test_rules_by_module_type() -> None:
+    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.GroupNorm(1, 2), nn.Flatten(), nn.Linear(8, 2))
+    wide, narrow, group = GaussianPrior(), GaussianPrior(precision=9.0), GroupLaplacePrior(2.0)
+    by_name = PriorByName({"*.bias": wide, "*": group})
+    prior = PriorByName.of_modules(
+        net, {nn.Conv2d: by_name, nn.modules.GroupNorm: narrow, nn.Module: wide}
+    )
+    weights = dict(net.named_parameters())
+    owners = {"0.weight": group, "0.bias": wide, "1.weight": narrow, "1.bias": narrow}
+    owners |= {"3.weight": wide, "3.bias": wide}
+    assert prior.log_prob(weights).item() == pytest.approx(
+        sum(owners[n].log_prob({n: w}).item() for n, w in weights.items())
+    )
+    gradients = prior.grad(weights)
+    assert list(gradients) == list(weights)
+    for name, owner in owners.items():
+        assert torch.equal(gradients[name], owner.grad({name: weights[name]})[name])
+
+
+def test_a_module_without_a_rule_is_named() -> None:
+    with pytest.raises(ValueError, match=r"'weight' of a Linear: the types are Conv2d"):
+        PriorByName.of_modules(nn.Linear(1, 1), {nn.Conv2d: GaussianPrior()})

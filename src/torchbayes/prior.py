@@ -15,6 +15,7 @@ over examples takes `log_prob / train_size`.
 
 from __future__ import annotations
 
+import glob
 import math
 import zlib
 from abc import ABC, abstractmethod
@@ -22,7 +23,7 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributions import Normal, kl_divergence
 
 from torchbayes.posterior import Gaussian, Posterior, Weights
@@ -320,7 +321,7 @@ class UnitDirectionPrior(Prior):
 
 
 class PriorByName(Prior):
-    """A prior for each kind of weight, chosen by the weight's name.
+    """A prior for each kind of weight, chosen by the weight's name or by the type of its module.
 
     Args:
         rules: From patterns such as `"*.bias"`, in which `*` stands for anything, to priors. A weight has
@@ -343,6 +344,36 @@ class PriorByName(Prior):
                 )
         self.rules = dict(rules)
 
+    @classmethod
+    def of_modules(cls, model: nn.Module, rules: Mapping[type[nn.Module], Prior]) -> PriorByName:
+        """Rules by the type of the module that a weight belongs to, in place of its name.
+
+        Args:
+            model: The network whose weights the prior is for.
+            rules: From types of modules to priors. A weight has the prior of the first type that its
+                module is an instance of; `nn.Module` fits all. A prior may itself go by names.
+
+        Example:
+            >>> import torch, torchbayes as tb
+            >>> from torchbayes.prior import PriorByName
+            >>> net = torch.nn.Sequential(torch.nn.Linear(1, 2), torch.nn.LayerNorm(2))
+            >>> tight, loose = tb.GaussianPrior(precision=100.0), tb.GaussianPrior()
+            >>> prior = PriorByName.of_modules(net, {torch.nn.LayerNorm: tight, torch.nn.Module: loose})
+            >>> prior.rules["1.weight"] is tight, prior.rules["0.weight"] is loose
+            (True, True)
+        """
+        found: dict[str, Prior] = {}
+        for name, _ in model.named_parameters():
+            owner = model.get_submodule(name.rpartition(".")[0])
+            kind = next((kind for kind in rules if isinstance(owner, kind)), None)
+            if kind is None:
+                raise ValueError(
+                    f"no rule of the prior fits weight {name!r} of a {type(owner).__name__}: the types are "
+                    f"{', '.join(kind.__name__ for kind in rules)}; add a last rule for torch.nn.Module"
+                )
+            found[glob.escape(name)] = rules[kind]
+        return cls(found)
+
     def rule(self, name: str) -> str:
         """The pattern that decides over the weight called `name`."""
         for pattern in self.rules:
@@ -359,12 +390,13 @@ class PriorByName(Prior):
 
     def grad(self, weights: Weights) -> Weights:
         """The gradient under each weight's own prior."""
-        parts: dict[str, Weights] = {}
+        parts: dict[int, tuple[Prior, Weights]] = {}
         for name, weight in weights.items():
-            parts.setdefault(self.rule(name), {})[name] = weight
+            prior = self.rules[self.rule(name)]
+            parts.setdefault(id(prior), (prior, {}))[1][name] = weight
         found: Weights = {}
-        for pattern, part in parts.items():
-            found |= self.rules[pattern].grad(part)
+        for prior, part in parts.values():
+            found |= prior.grad(part)
         return {name: found[name] for name in weights}
 
 

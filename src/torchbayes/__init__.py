@@ -21,6 +21,7 @@ from torchbayes.average import (
 from torchbayes.batchnorm import recalibrate_batchnorm
 from torchbayes.curvature import KroneckerGaussian
 from torchbayes.data import load_data
+from torchbayes.estimators import BayesianClassifier, BayesianRegressor
 from torchbayes.likelihood import Categorical, GaussianNoise, Likelihood, Observation
 from torchbayes.methods import METHODS
 from torchbayes.nonfinite import TrainingError
@@ -90,6 +91,8 @@ __all__ = [
     "SWA",
     "SWAG",
     "VOGN",
+    "BayesianClassifier",
+    "BayesianRegressor",
     "Categorical",
     "ClassPredictive",
     "Gaussian",

@@ -77,4 +77,5 @@ class LinearRegression:
         """The posterior mean of one output's weights (they are the same for all)."""
         x, y = self.inputs.double(), self.targets.double()[:, :1]
         rhs = x.T @ y / temperature
-        return torch.linalg.solve(self.precision(prior_precision, temperature), rhs)[:, 0]
+        mean: Tensor = torch.linalg.solve(self.precision(prior_precision, temperature), rhs)
+        return mean[:, 0]

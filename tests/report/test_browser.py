@@ -14,6 +14,7 @@ from torchbayes.report import write_report
 from .folders import write_folder
 
 CHROMIUM = shutil.which("chromium")
+HOSTILE = "<img src=x onerror=alert(1)>"
 FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
@@ -34,11 +35,27 @@ def browser() -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder: Path = tmp_path_factory.mktemp("comparison")
-    methods: dict[str, dict[str, Any]] = {"map": {"draws": 1}, "dropout": {}, "ensemble": {}}
-    write_folder(
-        folder, methods, seeds=(0, 1), classes=["<script>alert(1)</script>", "b", "c", "d"]
-    )
+    methods: dict[str, dict[str, Any]] = {
+        "map": {"draws": 1, "skill": 1.5}, "dropout": {"skill": 3.0}, "ensemble": {"skill": 2.0},
+    }  # fmt: skip
+    write_folder(folder, methods, seeds=(0, 1), classes=[HOSTILE, "b", "c", "d"], extras=True)
     return write_report(folder).as_uri()
+
+
+@pytest.fixture
+def page(browser: Any, address: str) -> Iterator[Any]:
+    """The page, still: smooth scrolling would move what is under the pointer."""
+    page = browser.new_page(viewport={"width": 1440, "height": 900}, reduced_motion="reduce")
+    page.goto(address)
+    yield page
+    page.close()
+
+
+def column(page: Any, number: int) -> list[str]:
+    """The texts of a column of the main table, from top to bottom."""
+    return page.locator(
+        f"#comparison table >> nth=0 >> tbody tr > :nth-child({number})"
+    ).all_inner_texts()
 
 
 @pytest.mark.parametrize("width", [1440, 390])
@@ -101,3 +118,103 @@ def test_figures_are_drawn_on_paper(browser: Any, address: str) -> None:
     assert page.locator("svg rect.bar").first.is_visible()
     assert not page.locator("nav").is_visible()
     page.close()
+
+
+def test_sorting(page: Any) -> None:
+    names = lambda: [text.strip() for text in column(page, 1)]  # noqa: E731
+    values = lambda: [float(text.split()[0]) for text in column(page, 3)]  # noqa: E731
+    before = names()
+    header = page.locator("#comparison th", has_text="NLL").first
+    button = page.get_by_role("button", name="Sort by NLL").first
+    button.focus()
+    page.keyboard.press("Enter")
+    assert header.get_attribute("aria-sort") == "ascending"  # a low NLL is good: the best on top
+    assert values() == sorted(values())
+    assert names() != before
+    button.click()
+    assert header.get_attribute("aria-sort") == "descending"
+    assert values() == sorted(values(), reverse=True)
+    page.get_by_role("button", name="Sort by Accuracy").first.click()
+    assert header.get_attribute("aria-sort") is None
+    shares = [float(text.split()[0]) for text in column(page, 2)]
+    assert shares == sorted(shares, reverse=True)
+    page.get_by_role("button", name="Sort by Method").first.click()
+    assert names() == sorted(before)
+
+
+def test_choosing_methods(page: Any) -> None:
+    everywhere = page.locator('[data-m="1"]')
+    assert everywhere.count() > 30
+    page.locator("#chooser summary").click()
+    page.get_by_role("checkbox", name="dropout").uncheck()
+    assert page.locator("#chosen").inner_text() == "2 of 3"
+    assert not any(node.is_visible() for node in everywhere.all())
+    assert page.locator('[data-m="2"]').first.is_visible()
+    page.get_by_role("button", name="None").click()
+    assert not page.locator("#comparison tbody tr").first.is_visible()
+    page.get_by_role("button", name="All").click()
+    assert everywhere.first.is_visible()
+    page.keyboard.press("Escape")
+    assert not page.get_by_role("checkbox", name="dropout").is_visible()
+
+
+def test_picking_an_image(page: Any) -> None:
+    thumbs = page.locator(".thumb")
+    first, third = thumbs.nth(0), thumbs.nth(2)
+    assert first.get_attribute("aria-pressed") == "true"
+    assert not page.locator("#cards").is_visible()
+    third.click()
+    assert [t.get_attribute("aria-pressed") for t in (first, third)] == ["false", "true"]
+    assert page.locator("#picked-image").get_attribute("src") == third.locator("img").get_attribute(
+        "src"
+    )
+    rows = third.get_attribute("data-probs").split(";")
+    for row, shown in zip(rows, page.locator(".heat tbody tr").all(), strict=True):
+        probs = [int(part) / 10 for part in row.split(",")]
+        cells = shown.locator(".cell").all_inner_texts()
+        for share, text in zip(probs, cells, strict=True):
+            assert share < 0.5 if text == "·" else abs(float(text.split()[0]) - share) <= 0.5
+        assert sum(probs) == pytest.approx(100, abs=0.5)
+    page.keyboard.press("ArrowRight")
+    assert thumbs.nth(3).get_attribute("aria-pressed") == "true"
+    assert HOSTILE in page.locator(".heat thead").inner_text()
+    assert page.locator("img[src=x]").count() == 0
+
+
+def test_values_at_the_pointer(page: Any) -> None:
+    chart = page.locator("#draws svg[data-x]").first
+    chart.scroll_into_view_if_needed()
+    box = chart.bounding_box()
+    page.mouse.move(box["x"] + box["width"] * 0.9, box["y"] + box["height"] * 0.5)
+    tip = page.locator("#tip")
+    assert tip.is_visible()
+    words = tip.inner_text().split()
+    assert words[:3] == ["draws", "averaged", "8"]
+    shown = float(words[words.index("dropout") + 1])
+    label = chart.get_attribute("aria-label")
+    assert label.startswith("NLL")
+    told = float(label.split("dropout: ")[1].split(" with 8")[0].split()[-1])
+    assert shown == pytest.approx(told, rel=5e-3)
+    page.mouse.move(5, 5)
+    assert not tip.is_visible()
+    chart.focus()
+    page.keyboard.press("ArrowRight")
+    assert tip.inner_text().split()[:3] == ["draws", "averaged", "2"]
+
+
+def test_hints_of_bars(page: Any) -> None:
+    bars = page.locator("#calibration rect.bar").all()
+    bar = max(bars, key=lambda bar: float(bar.get_attribute("height")))
+    bar.hover()
+    assert "sure" in page.locator("#tip").inner_text()
+
+
+def test_everything_is_there_without_javascript(browser: Any, address: str) -> None:
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(address)
+    assert page.locator("#cards").is_visible()
+    for hidden in ("#picker", "#chooser", "#tip"):
+        assert not page.locator(hidden).is_visible()
+    assert page.locator("button:visible").count() == 0
+    context.close()

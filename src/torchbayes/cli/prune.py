@@ -18,8 +18,9 @@ from torchbayes.data import make_loader
 from torchbayes.experiment import TrainedRun
 from torchbayes.posterior import Gaussian, Posterior
 from torchbayes.predictions import ClassPredictive
+from torchbayes.report.attach import save_picture
 from torchbayes.report.pruning import pruning_figure
-from torchbayes.storage import atomic_path, write_text
+from torchbayes.storage import write_text
 from torchbayes.variational.prune import prune as pruned
 
 __all__ = ["prune", "pruning_rows"]
@@ -39,7 +40,8 @@ def prune(
 ) -> None:
     """Remove the weights with the least |mean|/std and show what it costs on the test set.
 
-    Writes prune.json, prune.png and pruned.safetensors to the run folder.
+    Writes prune.json, pictures/prune.png and pruned.safetensors to the run folder; the picture is in the
+    page that `torchbayes report` writes.
     """
     rows = pruning_rows(run, _shares(fractions), save, samples, data_dir)
     if as_json:
@@ -54,7 +56,9 @@ def prune(
         )
     console = Console()
     console.print(table)
-    console.print(f"picture: {run / 'prune.png'}   {save:.0%} pruned: {run / 'pruned.safetensors'}")
+    console.print(
+        f"picture: {run / 'pictures' / 'prune.png'}   {save:.0%} pruned: {run / 'pruned.safetensors'}"
+    )
 
 
 def pruning_rows(
@@ -81,9 +85,17 @@ def pruning_rows(
     rows = [_row(trained, pruned(posterior, share), share, samples) for share in shares]
     kept.save(trained.files.path / "pruned.safetensors")
     write_text(trained.files.path / "prune.json", json.dumps(rows, indent=2) + "\n")
-    with atomic_path(trained.files.path / "prune.png") as temporary:
-        figure = pruning_figure(posterior, [(r["fraction"], r["error"]) for r in rows])
-        figure.savefig(temporary, format="png")
+    errors = [(row["fraction"], row["error"]) for row in rows]
+    save_picture(
+        run,
+        "prune",
+        pruning_figure(posterior, errors),
+        title="Signal-to-noise ratio and pruning",
+        caption="Left: how far the weights stand out of their own noise. Right: the test error after the "
+        "weights that stand out least were removed.",
+        alt="Test error by the share of weights removed: "
+        + ", ".join(f"{share:.0%} {error:.2%}" for share, error in errors),
+    )
     return rows
 
 

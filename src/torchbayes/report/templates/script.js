@@ -6,6 +6,8 @@
   const all = (selector, inside) => Array.from((inside || document).querySelectorAll(selector));
   const byId = (id) => document.getElementById(id);
 
+  for (const words of all("[data-script]")) words.hidden = false;
+
   // --- light and dark ------------------------------------------------------------------------------
   function stored(value) {
     // A page opened from a file may not be allowed to keep anything.
@@ -74,7 +76,9 @@
       button.type = "button";
       button.className = "sort";
       button.setAttribute("aria-label", "Sort by " + name);
-      header.append(" ", button);
+      const arrow = header.querySelector("span[aria-hidden]");
+      if (arrow) arrow.replaceWith(button); // it shows the same arrow
+      else header.append(" ", button);
       button.addEventListener("click", () => {
         const better = header.dataset.better === "high" ? "descending" : "ascending";
         const worse = better === "ascending" ? "descending" : "ascending";

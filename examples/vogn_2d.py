@@ -1,0 +1,61 @@
+"""The VOGN paper's picture: decision boundary of the mean and of draws, and entropy, for Adam and VOGN.
+
+Run: python examples/vogn_2d.py          (writes docs/images/vogn_2d.png)
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+from matplotlib.figure import Figure
+
+import torchbayes as tb
+from torchbayes.models import mlp
+
+METHODS = {
+    "Adam": ("map", {"lr": 0.01, "prior_precision": 0.1}),
+    "VOGN": ("vogn", {"lr": 0.02, "prior_precision": 1.0, "damping": 0.0, "mc_samples": 4,
+                      "initial_precision": 0.5, "beta2": 0.02}),
+}  # fmt: skip
+
+
+def main(path: Path) -> None:
+    data = tb.load_data("moons")
+    inputs, targets = data.train.inputs[:150], data.train.targets[:150]
+    size = 120
+    lines = torch.linspace(-3.5, 4.5, size), torch.linspace(-3.5, 4.0, size)
+    grid = torch.cartesian_prod(*lines)
+
+    figure = Figure(figsize=(9, 7), dpi=110, layout="constrained")
+    rows = figure.subplots(2, len(METHODS), sharex=True, sharey=True)
+    for (above, below), (title, (method, options)) in zip(rows.T, METHODS.items(), strict=True):
+        torch.manual_seed(0)
+        net = mlp(2, num_classes=2, hidden=(30, 30))
+        run = tb.fit(net, (inputs, targets), method, epochs=400, batch_size=150,
+                     schedule="cosine", progress=False, **options)  # fmt: skip
+        mean = tb.predictive(run.model, tb.Point(run.posterior.mean()), grid, samples=1)
+        draws = run.posterior.draws(20, torch.Generator().manual_seed(0))
+        for draw in draws:
+            probs = tb.predictive(run.model, tb.Point(draw), grid, samples=1).probs[:, 1]
+            above.contour(
+                *lines, probs.view(size, size).T, levels=[0.5], colors="#f4a6a6", linewidths=0.8
+            )
+        above.contour(*lines, mean.probs[:, 1].view(size, size).T, levels=[0.5], colors="#c00000")
+        entropy = run.predict(grid, samples=100).entropy.view(size, size).T
+        shades = below.contourf(*lines, entropy, levels=torch.linspace(0, 0.7, 15), cmap="Blues_r")
+        for axis in (above, below):
+            for label, colour in enumerate(("#0072b2", "#e69f00")):
+                axis.scatter(*inputs[targets == label].T, s=8, color=colour, linewidths=0)
+        above.set_title(
+            f"{title}: boundary of the mean (red) and of draws (light red)", fontsize=10
+        )
+        below.set_title(f"{title}: entropy of the prediction", fontsize=10)
+    figure.colorbar(shades, ax=rows[1].tolist(), ticks=[0, 0.35, 0.69]).set_label("nats")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path("docs/images/vogn_2d.png"))

@@ -16,6 +16,7 @@ RESULTS = {
     "methods": {
         "bbb": {
             "summary": "…",
+            "settings": {"options": {"lr": 0.1}},
             "runs": [
                 {"seed": 0, "folder": "a", "error": 0.02, "seconds": 30.0, "brier": None},
                 {"seed": 1, "folder": "b", "error": 0.04, "seconds": 90.0, "brier": 0.5},
@@ -48,6 +49,7 @@ def test_record_has_mean_and_sample_deviation(record: Record) -> None:
     assert record.seeds == (0, 1)
     assert "brier" not in record.rows["bbb"]  # one seed has none
     assert record.settings == {"epochs": 3}
+    assert record.own == {"bbb": {"options": {"lr": 0.1}}}
 
 
 def test_record_survives_the_file(record: Record, tmp_path: Path) -> None:

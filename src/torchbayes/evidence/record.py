@@ -57,6 +57,7 @@ class Record:
         seconds: The training time of all runs together.
         seeds: The seeds.
         settings: Every setting that the rows share.
+        own: The settings in which each row differs.
         rows: The scores by row and name.
     """
 
@@ -71,6 +72,7 @@ class Record:
     seconds: float
     seeds: tuple[int, ...]
     settings: dict[str, Any]
+    own: dict[str, dict[str, Any]]
     rows: dict[str, dict[str, Figure]]
 
     def save(self, folder: Path) -> Path:
@@ -133,6 +135,7 @@ def record_of(
         seconds=round(seconds, 1),
         seeds=tuple(results["settings"]["seeds"]),
         settings=shared,
+        own={row: summary.get("settings", {}) for row, summary in results["methods"].items()},
         rows=rows,
     )
 

@@ -63,6 +63,7 @@ from torchbayes.prior import (
 )
 from torchbayes.schedule import Schedule
 from torchbayes.storage import PosteriorFileError
+from torchbayes.tracking import Logger, TensorBoard
 from torchbayes.train import Run, fit
 from torchbayes.variational import (
     Hypernet,
@@ -104,6 +105,7 @@ __all__ = [
     "HypernetSGD",
     "KroneckerGaussian",
     "Likelihood",
+    "Logger",
     "LowRankGaussian",
     "MCDropout",
     "MeanField",
@@ -120,6 +122,7 @@ __all__ = [
     "Samples",
     "ScaleMixturePrior",
     "Schedule",
+    "TensorBoard",
     "TrainingError",
     "UnitDirectionPrior",
     "Weights",

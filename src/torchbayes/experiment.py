@@ -33,6 +33,7 @@ from torchbayes.robustness import corruption_scores
 from torchbayes.run import RunError, RunFolder, read_toml
 from torchbayes.schedule import Schedule
 from torchbayes.storage import write_text
+from torchbayes.tracking import Logger
 from torchbayes.train import Run, fit
 
 __all__ = ["Experiment", "TrainedRun", "check_keys", "recipe_settings"]
@@ -214,6 +215,7 @@ class Experiment:
         resume: bool = False,
         checkpoint_seconds: float = 30.0,
         progress: bool | Progress = True,
+        logger: Logger | None = None,
     ) -> Run:
         """Train and leave the result in `folder`."""
         make = self.model_factory(data)
@@ -250,6 +252,7 @@ class Experiment:
                     checkpoint_seconds=checkpoint_seconds,
                     config=mine | {"clip_norm": self.clip_norm, "amp": self.amp},
                     progress=progress,
+                    logger=logger,
                     **self.options,
                 )
             if distributed.rank() == 0 and peak.bytes is not None:

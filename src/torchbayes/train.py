@@ -39,6 +39,7 @@ from torchbayes.predictions import Predictive
 from torchbayes.progress import NoProgress, Progress, RichProgress
 from torchbayes.run import RunError, RunFolder
 from torchbayes.schedule import Schedule
+from torchbayes.tracking import Logger
 
 __all__ = ["Run", "fit"]
 
@@ -93,6 +94,7 @@ def fit(
     checkpoint_seconds: float = 30.0,
     config: dict[str, Any] | None = None,
     progress: bool | Progress = True,
+    logger: Logger | None = None,
     **options: Any,
 ) -> Run:
     """Train a network into a posterior.
@@ -123,6 +125,7 @@ def fit(
         checkpoint_seconds: The time between checkpoints.
         config: What to write to the folder's config.toml besides the settings given here.
         progress: Show a progress bar; or the object that shows it.
+        logger: Told every epoch's numbers and the posterior's file, such as `torchbayes.TensorBoard`.
         **options: The method's own, such as `lr`; `torchbayes methods NAME` lists them.
 
     Raises:
@@ -189,6 +192,7 @@ def fit(
             amp=None if amp is None else _AMP[amp],
             accumulate=accumulate,
             checkpoint_seconds=checkpoint_seconds,
+            logger=logger,
         )
         if folder is not None:
             training.open(folder, settings, resume)
@@ -196,6 +200,8 @@ def fit(
         posterior = training.method.posterior()
         if training.folder is not None and rank == 0:
             posterior.save(training.folder.posterior_file)
+            if logger is not None:
+                logger.artifact(training.folder.posterior_file)
         distributed.barrier()
     return Run(made, posterior, training.history, noise, method, training.seconds)
 
@@ -212,6 +218,7 @@ class _Training:
     amp: torch.dtype | None
     accumulate: int
     checkpoint_seconds: float
+    logger: Logger | None = None
     folder: RunFolder | None = None
     epoch: int = 0
     batch: int = 0
@@ -374,6 +381,9 @@ class _Training:
         self.history.append(row)
         if self.folder is not None and (self.method.one_per_rank or distributed.rank() == 0):
             self.folder.append_metrics(row)
+        if self.logger is not None and distributed.rank() == 0:
+            values = {name: value for name, value in row.items() if name != "epoch"}
+            self.logger.metrics((self.epoch + 1) * len(self.loader), values)
 
     @torch.no_grad()
     def _validate(self) -> dict[str, float]:

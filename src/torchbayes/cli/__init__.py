@@ -73,7 +73,7 @@ def main() -> None:
     except (TrainingError, LostProcessError) as error:
         errors.print(f"torchbayes: {error}")
         sys.exit(1)
-    except (ValueError, TypeError, OSError) as error:
+    except (ValueError, TypeError, OSError, ImportError) as error:
         errors.print(f"torchbayes: {error}")
         sys.exit(2)
     except KeyboardInterrupt as stop:

@@ -19,6 +19,7 @@ from torchbayes.experiment import Experiment, TrainedRun
 from torchbayes.predictions import ClassPredictive
 from torchbayes.report.toy import regression_figure
 from torchbayes.storage import atomic_path
+from torchbayes.tracking import TensorBoard
 
 __all__ = ["evaluate", "predict", "train"]
 
@@ -91,6 +92,9 @@ def train(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     checkpoint_seconds: Annotated[float, typer.Option(help="Time between checkpoints.")] = 30.0,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Also write TensorBoard's event files to --out.")
+    ] = False,
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
@@ -120,7 +124,14 @@ def train(
     folder = out if out is not None else _default_folder(experiment)
     with distributed.process_group():
         loaded = experiment.load_data(data_dir)
-        experiment.train(folder, data=loaded, resume=resume, checkpoint_seconds=checkpoint_seconds)
+        tracked = tensorboard and distributed.rank() == 0
+        experiment.train(
+            folder,
+            data=loaded,
+            resume=resume,
+            checkpoint_seconds=checkpoint_seconds,
+            logger=TensorBoard(folder / "tensorboard") if tracked else None,
+        )
         if distributed.rank() == 0:
             trained = TrainedRun(folder, data_dir)
             _show(folder, trained.evaluate(), as_json)

@@ -287,6 +287,11 @@ class _OperationSizes(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.bytes: list[int] = []
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Skipping it would first import it, which takes longer than most predictions.
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

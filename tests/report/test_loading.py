@@ -153,3 +153,21 @@ def test_nothing_in_a_file_is_unpickled(tmp_path: Path) -> None:
     assert results.methods[0].predictions is None
     assert results.images is None
     assert len(results.problems) == 2
+
+
+def test_a_single_run(tmp_path: Path) -> None:
+    write_folder(tmp_path, {"bbb": {}}, seeds=(7,))
+    run = tmp_path / "runs" / "bbb-7"
+    config = {"data": "digits", "model": "mlp", "method": "bbb", "seed": 7, "epochs": 6}
+    (run / "config.toml").write_text("".join(f"{k} = {json.dumps(v)}\n" for k, v in config.items()))
+    whole = load_results(tmp_path).methods[0]
+    (run / "scores.json").write_text(json.dumps(dict(whole.scores)))
+    results = load_results(run)
+    (method,) = results.methods
+    assert (results.data, results.model, method.name, method.seed) == ("digits", "mlp", "bbb", 7)
+    assert method.scores == whole.scores
+    assert method.predictions is not None
+    assert len(method.runs[0].history) == 6
+    (run / "config.toml").write_text("=")
+    with pytest.raises(ValueError, match="is not a finished run"):
+        load_results(run)

@@ -28,7 +28,6 @@ _COLUMNS = {
     "accuracy": ("acc. ↑", True, 4),
     "nll": ("NLL ↓", False, 4),
     "ece": ("ECE ↓", False, 4),
-    "brier": ("Brier ↓", False, 4),
     "auroc_misclassification": ("AUROC err ↑", True, 3),
     "auroc_ood": ("AUROC OOD ↑", True, 3),
     "seconds": ("time s", None, 1),
@@ -151,11 +150,17 @@ def _names(text: str, rows: Mapping[str, Any]) -> list[str]:
 
 
 def report(
-    out: Annotated[Path, typer.Argument(help="A comparison's folder.")],
+    out: Annotated[
+        Path, typer.Argument(help="The folder of a comparison, or of one finished run.")
+    ],
     as_json: Json = False,
 ) -> None:
-    """Write report.html anew from a comparison's results."""
-    show_results(out, write_report(out), as_json)
+    """Write report.html, table.md and table.tex anew from the results of a comparison or of one run."""
+    page = write_report(out)
+    if (out / "results.json").exists():
+        show_results(out, page, as_json)
+    else:
+        typer.echo(json.dumps({"page": str(page)}) if as_json else f"page: {page}")
 
 
 def show_results(out: Path, page: Path, as_json: bool) -> None:
@@ -185,7 +190,7 @@ def _cell(key: str, row: dict[str, Any], rows: dict[str, dict[str, Any]]) -> str
     if value is None:
         return "–"
     spread = row["spread"].get(key)
-    text = f"{value:.{digits}f}" + ("" if spread is None else f" ± {spread:.{digits}f}")
+    text = f"{value:.{digits}f}" + ("" if spread is None else f"\n±{spread:.{digits}f}")
     if more is None:
         return text
     values = [r[key] for r in rows.values() if r.get(key) is not None]

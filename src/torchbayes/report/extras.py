@@ -115,6 +115,9 @@ def _corruptions(table: Mapping[str, Any]) -> tuple[dict[str, tuple[Numbers, ...
     note = table.get("note", "")
     examples = table.get("examples")
     many = f" {examples:,} test images of each." if isinstance(examples, int) else ""
+    draws = table.get("draws")
+    if isinstance(draws, int) and draws > 1:
+        many += f" Predicted with at most {draws} draws."
     return kinds, f"{note if isinstance(note, str) else ''}{many}".strip()
 
 

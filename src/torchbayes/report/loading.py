@@ -17,6 +17,7 @@ from torchbayes import metrics
 from torchbayes.evaluate import Predictions
 from torchbayes.report.extras import read_extras
 from torchbayes.report.results import Images, MethodResult, Results, Row, RunResult
+from torchbayes.run import RunFolder
 
 __all__ = ["load_results"]
 
@@ -24,7 +25,8 @@ __all__ = ["load_results"]
 def load_results(folder: str | Path) -> Results:
     """Read the folder that `torchbayes compare` writes.
 
-    Only `results.json` has to be there. Files of single runs and pictures that are missing are left
+    A single run's folder, with `config.toml` and `scores.json`, is read as a comparison of one. Otherwise
+    only `results.json` has to be there. Files of single runs and pictures that are missing are left
     out; those that are damaged are left out too and named in `Results.problems`.
 
     Args:
@@ -41,7 +43,7 @@ def load_results(folder: str | Path) -> Results:
         {'nll': 1.0}
     """
     folder = Path(folder)
-    table = _read_table(folder / "results.json")
+    table = _one_run(folder) or _read_table(folder / "results.json")
     problems: list[str] = []
     methods = tuple(
         _method(folder, str(name), index, entry, problems)
@@ -64,6 +66,26 @@ def load_results(folder: str | Path) -> Results:
         images=_images(folder / "images.npz", problems),
         problems=tuple(problems),
     )
+
+
+def _one_run(folder: Path) -> dict[str, Any] | None:
+    """The table that a comparison of this run alone would have, if the folder is a run's."""
+    if (folder / "results.json").exists() or not (folder / "scores.json").exists():
+        return None
+    try:
+        scores = json.loads((folder / "scores.json").read_text(encoding="utf-8"))
+        config = RunFolder(folder).read_config()
+        row = {**scores, "runs": [{"seed": config.get("seed"), "folder": ".", **scores}]}
+    except (OSError, ValueError, TypeError) as error:
+        raise ValueError(f"{folder} is not a finished run: {error}") from error
+    shown = {k: v for k, v in config.items() if k not in ("data", "model", "method", "torchbayes")}
+    return {
+        "torchbayes": config.get("torchbayes"),
+        "data": config.get("data"),
+        "model": config.get("model"),
+        "settings": shown,
+        "methods": {_text(config.get("method")) or folder.name: row},
+    }
 
 
 def _read_table(path: Path) -> dict[str, Any]:

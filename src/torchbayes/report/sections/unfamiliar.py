@@ -71,7 +71,7 @@ def unfamiliar_section(results: Results) -> Section | None:
     if not parts:
         return None
     body = render("unfamiliar.html.j2", results=results, parts=parts)
-    return Section("unfamiliar", "Unfamiliar inputs", "Does it notice unfamiliar inputs?", body)
+    return Section("unfamiliar", "Unfamiliar", "Does it notice unfamiliar inputs?", body)
 
 
 def _pairs(results: Results, doubt: Doubt) -> list[Pair]:

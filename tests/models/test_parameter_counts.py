@@ -35,6 +35,7 @@ EXACT = {
     # Option A shortcuts; with option B the zoo has 272,474 and 855,770.
     "resnet20": 269_722,  # reproductions
     "resnet56": 853_018,  # reproductions
+    "wrn-10-1": 77_850,  # layer by layer, by hand
     "wrn-16-2": 691_674,  # reproductions
     "wrn-16-4": 2_748_890,  # reproductions
     "wrn-28-4": 5_849_050,  # reproductions

@@ -189,8 +189,8 @@ def _shape(trained: TrainedRun, posterior: Posterior, generator: torch.Generator
 
 def _show(results: list[dict[str, Any]], how: str) -> None:
     table = Table(title=f"{how}: medians over groups of draws", title_justify="left")
-    for column in ("run", "×", "error", "NLL", "ECE", "by probabilities: error", "NLL", "ECE"):
-        table.add_column(column, justify="left" if column == "run" else "right")
+    for column in ("run", "×", "error", "NLL", "ECE", "error ¹", "NLL ¹", "ECE ¹"):
+        table.add_column(column, justify="left" if column == "run" else "right", no_wrap=True)
     for result in results:
         for row in result["rows"]:
             table.add_row(
@@ -204,9 +204,13 @@ def _show(results: list[dict[str, Any]], how: str) -> None:
             )
     console = Console()
     console.print(table)
-    shapes = Table(title="examples misclassified by … of four networks", title_justify="left")
-    for column in ("run", "0", "1", "2", "3", "4", "|r| in a block", "|r| between blocks"):
-        shapes.add_column(column, justify="left" if column == "run" else "right")
+    console.print("¹ probabilities averaged instead of logits")
+    shapes = Table(
+        title="misclassified by 0 … 4 of four networks; correlations of weights in and between blocks",
+        title_justify="left",
+    )
+    for column in ("run", "0", "1", "2", "3", "4", "|r| within", "between"):
+        shapes.add_column(column, justify="left" if column == "run" else "right", no_wrap=True)
     for result in results:
         faults = [f"{count:.0f}" for count in result.get("quadruple_faults", [])]
         r = result.get("correlations", {})

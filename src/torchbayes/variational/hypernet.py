@@ -19,6 +19,7 @@ too; weight decay leaves norm layers' scales and shifts alone, as everywhere in 
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterable
 from typing import Any
@@ -162,15 +163,18 @@ class Hypernet(Wrapper):
         Args:
             latents: z of every group, as `latents()` gives them.
         """
-        # Weights are made in full precision; autocast rounds them where the network uses them.
-        with torch.autocast(self._device_type(), enabled=False):
+        with self._full_precision():
             return {
                 name: torch.matmul(second, hidden(first, latents[self.groups[name]]))
                 for name, _, first, second in self._triples()
             }
 
-    def _device_type(self) -> str:
-        return self._triples()[0][2].device.type
+    def _full_precision(self) -> Any:
+        """Where weights are made; autocast rounds them where the network uses them."""
+        device = self._triples()[0][2].device.type
+        if not torch.amp.is_autocast_available(device):
+            return contextlib.nullcontext()
+        return torch.autocast(device, enabled=False)
 
     @torch.no_grad()
     def draw_in_place(self) -> None:
@@ -180,7 +184,7 @@ class Hypernet(Wrapper):
         of every weight, of which and of the network's gradients `HypernetSGD` makes its step.
         """
         latents = self.latents()
-        with torch.autocast(self._device_type(), enabled=False):
+        with self._full_precision():
             for name, own, first, second in self._triples():
                 activation = hidden(first, latents[self.groups[name]])
                 self.drawn[name] = (latents[self.groups[name]], activation)

@@ -16,8 +16,8 @@ from torchbayes.models import mlp
 
 METHODS = {
     "Adam": ("map", {"lr": 0.01, "prior_precision": 0.1}),
-    "VOGN": ("vogn", {"lr": 0.02, "prior_precision": 1.0, "damping": 0.0, "mc_samples": 4,
-                      "initial_precision": 0.5, "beta2": 0.02}),
+    "VOGN": ("vogn", {"lr": 0.005, "prior_precision": 4.0, "damping": 0.0, "mc_samples": 4,
+                      "temperature": 0.1, "temperature_epochs": 0.0, "beta2": 0.02}),
 }  # fmt: skip
 
 
@@ -33,7 +33,7 @@ def main(path: Path) -> None:
     for (above, below), (title, (method, options)) in zip(rows.T, METHODS.items(), strict=True):
         torch.manual_seed(0)
         net = mlp(2, num_classes=2, hidden=(30, 30))
-        run = tb.fit(net, (inputs, targets), method, epochs=400, batch_size=150,
+        run = tb.fit(net, (inputs, targets), method, epochs=600, batch_size=150,
                      schedule="cosine", progress=False, **options)  # fmt: skip
         mean = tb.predictive(run.model, tb.Point(run.posterior.mean()), grid, samples=1)
         draws = run.posterior.draws(20, torch.Generator().manual_seed(0))
@@ -46,11 +46,9 @@ def main(path: Path) -> None:
         entropy = run.predict(grid, samples=100).entropy.view(size, size).T
         shades = below.contourf(*lines, entropy, levels=torch.linspace(0, 0.7, 15), cmap="Blues_r")
         for axis in (above, below):
-            for label, colour in enumerate(("#0072b2", "#e69f00")):
+            for label, colour in enumerate(("#4dbd74", "#e69f00")):
                 axis.scatter(*inputs[targets == label].T, s=8, color=colour, linewidths=0)
-        above.set_title(
-            f"{title}: boundary of the mean (red) and of draws (light red)", fontsize=10
-        )
+        above.set_title(f"{title}: boundary of the mean and of draws", fontsize=11)
         below.set_title(f"{title}: entropy of the prediction", fontsize=10)
     figure.colorbar(shades, ax=rows[1].tolist(), ticks=[0, 0.35, 0.69]).set_label("nats")
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -84,7 +84,7 @@ def continual(
     method: Annotated[
         str, typer.Option(help="A method that takes a prior: vogn, ivon, bbb, hwa or noisy-kfac.")
     ] = "vogn",
-    epochs: Annotated[int, typer.Option(help="Passes through each task's training set.")] = 5,
+    epochs: Annotated[int, typer.Option(help="Passes through each task's training set.")] = 8,
     batch_size: Annotated[int, typer.Option(help="Examples per update.")] = 256,
     hidden: Annotated[str, typer.Option(help="Widths of the network's layers.")] = "100,100",
     samples: Annotated[int, typer.Option(help="Draws to test with.")] = 10,
@@ -108,7 +108,7 @@ def continual(
         able = [name for name in METHODS if can_remember(name)]
         raise ValueError(f"method {method!r} takes no prior: choose one of {', '.join(able)}")
     widths = _widths(hidden)
-    given = method_pairs(set_ if set_ else [], [method])[method]
+    given = method_pairs(set_ if set_ else [], {method: method})[method]
     settings: dict[str, dict[str, Any]] = {method: {**SETTINGS.get(method, {}), **given}}
     settings[_FINE_TUNING] = {}
     for name, value in (("epochs", epochs), ("batch_size", batch_size), ("samples", samples)):

@@ -24,6 +24,8 @@ _FAR_BELOW = -1e9  # what the logit of a class that is not in question becomes
 class _AmongClasses(Categorical):
     """One of some of the network's classes: the task's own head, as rows of one last layer."""
 
+    others: Tensor
+
     def __init__(self, classes: Sequence[int], count: int) -> None:
         super().__init__()
         others = torch.ones(count, dtype=torch.bool)
@@ -113,9 +115,10 @@ def split_tasks(data: DataSet, per_task: int = 2) -> list[Task]:
     tasks = []
     for first in range(0, data.num_classes - per_task + 1, per_task):
         classes = range(first, first + per_task)
-        parts = [s.subset(torch.isin(s.targets, torch.tensor(classes))) for s in (train, test)]
+        own = torch.tensor(classes)
+        seen, asked = (s.subset(torch.isin(s.targets, own)) for s in (train, test))
         name = " ".join(data.classes[c] for c in classes)
-        tasks.append(Task(name, *parts, _AmongClasses(classes, data.num_classes)))
+        tasks.append(Task(name, seen, asked, _AmongClasses(classes, data.num_classes)))
     return tasks
 
 

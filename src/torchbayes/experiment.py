@@ -493,7 +493,7 @@ def recipe_settings(path: Path, *, cpu: bool = False) -> dict[str, Any]:
     table = read_toml(path)
     settings = {f.name: f for f in dataclasses.fields(Experiment)}
     known = settings | dict.fromkeys(
-        ("title", "paper", "note", "reported", "after", "methods", "rows", "cpu")
+        ("title", "paper", "note", "reported", "after", "continual", "methods", "rows", "cpu")
     )
     check_keys(table, known, str(path))
     overrides = table.pop("cpu", {})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,7 +25,7 @@ from torchbayes.posterior import Gaussian, Generated, Point, Posterior, Samples
 from torchbayes.report.diversity import weight_correlations, weight_pair_figure
 from torchbayes.storage import atomic_path, write_text
 
-__all__ = ["average"]
+__all__ = ["average", "averaged"]
 
 _BUILDERS = {"parallelizing": parallelizing, "widening": widening}
 _HOWS = ("branching", *_BUILDERS)
@@ -58,9 +58,7 @@ def average(
     counts = _counts(times)
     results = []
     for run in runs:
-        result = _averaged(run, how, counts, seed, data_dir)
-        write_text(run / f"average-{how}.json", json.dumps(result, indent=2) + "\n")
-        results.append(result)
+        results.append(averaged(run, how, counts, seed, data_dir))
     if out is not None:
         write_text(out, json.dumps(results, indent=2) + "\n")
     if as_json:
@@ -79,9 +77,14 @@ def _counts(text: str) -> list[int]:
     return counts
 
 
-def _averaged(
-    run: Path, how: str, counts: list[int], seed: int, data_dir: Path | None
+def averaged(
+    run: Path,
+    how: str = "branching",
+    counts: Sequence[int] = (1, 4, 16),
+    seed: int = 0,
+    data_dir: Path | None = None,
 ) -> dict[str, Any]:
+    """Score averages of a run's draws, and keep them in its folder."""
     trained = TrainedRun(run, data_dir)
     if not trained.data.classes:
         raise ValueError(f"{run} is a regression: average compares classifiers")
@@ -120,6 +123,7 @@ def _averaged(
             result["rows"].append(_row(outputs, targets, 1) | {"times": count})
     if isinstance(posterior, Generated | Gaussian):
         result |= _shape(trained, posterior, generator)
+    write_text(run / f"average-{how}.json", json.dumps(result, indent=2) + "\n")
     return result
 
 

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markdown import Markdown
 from rich.syntax import Syntax
 from rich.table import Table
 
-from torchbayes.cli.compare import run_plan, show_results
+from torchbayes.cli.average import averaged
+from torchbayes.cli.compare import run_plan
+from torchbayes.cli.continual import continual
 from torchbayes.cli.options import DataDir, Json
 from torchbayes.cli.prune import pruning_rows
 from torchbayes.compare import Comparison, recipe_rows
-from torchbayes.evidence import read_claims, read_records, record_of, results_page
+from torchbayes.evidence import (
+    read_claims,
+    read_records,
+    record_of,
+    record_table,
+    results_page,
+)
 from torchbayes.experiment import recipe_settings
 from torchbayes.recipes import claims_file, find_recipe, recipe_names
 from torchbayes.run import read_toml
@@ -82,23 +93,123 @@ def run(
     if seeds < 1:
         raise ValueError(f"seeds is {seeds}: expected at least 1")
     settings, about = recipe_settings(file, cpu=cpu), read_toml(file)
-    out = Path("runs") / "recipes" / name if out is None else out
-    base, rows = recipe_rows(settings)
     words = ["torchbayes recipes run", name, *(["--cpu"] if cpu else [])]
     command = " ".join([*words, *([f"--seeds {seeds}"] if seeds > 1 else [])])
+    out = Path("runs") / "recipes" / name if out is None else out
+    if "continual" in about:
+        measured = _learn_tasks(settings, about["continual"], seeds, out, data_dir)
+    else:
+        measured = _compare(settings, about.get("after", []), seeds, out, data_dir, command)
+    record = record_of(name, about["title"], "cpu" if cpu else "full", command, measured)
+    saved = record.save(results)
+    if as_json:
+        typer.echo(saved.read_text(encoding="utf-8"), nl=False)
+        return
+    Console().print(Markdown(record_table(record)))
+    Console().print(f"record: {saved}   runs: {out}")
+
+
+def _compare(
+    settings: dict[str, Any],
+    after: list[str],
+    seeds: int,
+    out: Path,
+    data_dir: Path | None,
+    command: str,
+) -> dict[str, Any]:
+    """Train and score every row, then do what the recipe asks for with the finished runs."""
+    base, rows = recipe_rows(settings)
     plan = Comparison(base, rows, range(base.seed, base.seed + seeds), out, data_dir, command)
-    page = run_plan(plan)
+    run_plan(plan)
     if plan.failed:
         first, why = next(iter(plan.failed.items()))
         raise ValueError(f"{first} failed, so nothing is recorded: {why}")
-    measured = json.loads((out / "results.json").read_text(encoding="utf-8"))
-    for step in about.get("after", []):
-        _AFTER[step](measured, out, data_dir)
-    size = "cpu" if cpu else "full"
-    saved = record_of(name, about["title"], size, command, measured).save(results)
-    show_results(out, page, as_json)
-    if not as_json:
-        Console().print(f"record: {saved}")
+    measured: dict[str, Any] = json.loads((out / "results.json").read_text(encoding="utf-8"))
+    for row in measured["methods"].values():
+        for scores in row["runs"]:
+            for step in after:
+                scores |= _AFTER[step](out / scores["folder"], data_dir)
+    return measured
+
+
+def _pruned(run: Path, data_dir: Path | None) -> dict[str, float]:
+    """The error of the posterior with more and more weights removed."""
+    rows = pruning_rows(run, data_dir=data_dir)
+    return {f"pruned_{100 * row['fraction']:g}_error": row["error"] for row in rows}
+
+
+def _averaged(run: Path, data_dir: Path | None) -> dict[str, float]:
+    """Error, NLL and ECE of 1, 4 and 16 draws averaged, and how they err together."""
+    file = run / "average-branching.json"
+    found = (
+        json.loads(file.read_text("utf-8")) if file.exists() else averaged(run, data_dir=data_dir)
+    )
+    scores: dict[str, float] = {}
+    for row in found["rows"]:
+        for name in ("error", "nll", "ece"):
+            scores[f"x{row['times']}_{name}"] = row[name]
+    if "quadruple_faults" in found:
+        scores["quadruple_faults"] = found["quadruple_faults"][4]
+    for name, value in found.get("correlations", {}).items():
+        if isinstance(value, float):
+            scores[f"correlation_{name}"] = value
+    return scores
+
+
+_AFTER = {"prune": _pruned, "average": _averaged}
+
+
+def _learn_tasks(
+    settings: dict[str, Any],
+    tasks: dict[str, Any],
+    seeds: int,
+    out: Path,
+    data_dir: Path | None,
+) -> dict[str, Any]:
+    """Learn a sequence of tasks with every seed; the scores are those after the last task."""
+    base, _ = recipe_rows(settings)
+    methods: dict[str, Any] = {}
+    numbers = range(base.seed, base.seed + seeds)
+    for seed in numbers:
+        folder = out / f"{base.method}-{seed}"
+        file = folder / "continual.json"
+        if not file.exists() or not _all_tasks(file):
+            continual(
+                data=base.data,
+                method=base.method,
+                epochs=base.epochs,
+                batch_size=base.batch_size,
+                samples=base.samples,
+                hidden=",".join(map(str, base.model_options["hidden"])),
+                seed=seed,
+                out=folder,
+                data_dir=data_dir,
+                **tasks,
+            )
+        found = json.loads(file.read_text(encoding="utf-8"))["methods"]
+        for name, scores in found.items():
+            row = methods.setdefault(
+                "fine-tuning" if name == "mle" else name,
+                {"settings": {"options": scores["options"]}, "runs": []},
+            )
+            row["runs"].append(
+                {
+                    "seed": seed,
+                    "accuracy": scores["mean"][-1],
+                    "forgotten": scores["forgotten"],
+                    "seconds": float(sum(scores["seconds"])),
+                }
+            )
+    created = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    shared = dataclasses.asdict(base) | tasks | {"seeds": list(numbers)}
+    return {"created": created, "settings": shared, "methods": methods}
+
+
+def _all_tasks(file: Path) -> bool:
+    """Whether all methods have learned all tasks."""
+    found = json.loads(file.read_text(encoding="utf-8"))
+    counts = {len(scores["mean"]) for scores in found["methods"].values()}
+    return counts == {len(found["names"])} and len(found["methods"]) > 1
 
 
 @app.command("results")
@@ -122,14 +233,3 @@ def results_(
     page.parent.mkdir(parents=True, exist_ok=True)
     write_text(page, text)
     typer.echo(f"page: {page}")
-
-
-def _prune(measured: dict[str, Any], out: Path, data_dir: Path | None) -> None:
-    """Add the errors of the pruned posteriors to the scores of each run."""
-    for row in measured["methods"].values():
-        for scores in row["runs"]:
-            for pruned in pruning_rows(out / scores["folder"], data_dir=data_dir):
-                scores[f"pruned_{100 * pruned['fraction']:g}_error"] = pruned["error"]
-
-
-_AFTER = {"prune": _prune}

@@ -4,7 +4,7 @@ recipes/PAPER/NAME.toml ──run──► results/PAPER/NAME.json ──claims.
 """
 
 from torchbayes.evidence.claims import Claim, Judgement, judge, read_claims
-from torchbayes.evidence.page import results_page
+from torchbayes.evidence.page import record_table, results_page
 from torchbayes.evidence.record import Record, read_records, record_of
 
 __all__ = [
@@ -15,5 +15,6 @@ __all__ = [
     "read_claims",
     "read_records",
     "record_of",
+    "record_table",
     "results_page",
 ]

@@ -9,7 +9,7 @@ from typing import Any
 from torchbayes.evidence.claims import Claim, judge
 from torchbayes.evidence.record import Figure, Record
 
-__all__ = ["results_page"]
+__all__ = ["record_table", "results_page"]
 
 _HEAD = """\
 # Results
@@ -21,16 +21,16 @@ budgets are far below the papers' (minutes on two CPU cores), so what matters is
 rather than the level.
 """
 _SCORES = {
-    # score: (title, format); a record's other scores follow under their own names
+    # score: (title, format)
     "accuracy": ("accuracy", ".2%"),
-    "error": ("error", ".2%"),
     "nll": ("NLL", ".4f"),
     "ece": ("ECE", ".4f"),
     "auroc_misclassification": ("AUROC errors", ".3f"),
     "auroc_ood": ("AUROC OOD", ".3f"),
+    "rmse": ("RMSE", ".4f"),
     "seconds": ("training s", ".0f"),
 }
-_HIDDEN = {"parameters"}
+_EXTRA = ("pruned_", "x1_", "x4_", "x16_", "quadruple_", "correlation_", "forgotten")
 
 
 def results_page(claims: Sequence[Claim], records: Mapping[str, Record]) -> str:
@@ -53,7 +53,7 @@ def results_page(claims: Sequence[Claim], records: Mapping[str, Record]) -> str:
         lines.append("")
     lines.append("## The records\n")
     for name in sorted(records):
-        lines += _table(records[name])
+        lines += _section(records[name])
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -65,27 +65,32 @@ def _budget(record: Record) -> str:
     return ", ".join(part for part in [*parts, minutes] if part)
 
 
-def _table(record: Record) -> list[str]:
-    present = {score for scores in record.rows.values() for score in scores} - _HIDDEN
-    known = {name: style for name, style in _SCORES.items() if name in present}
-    others = {name: (name.replace("_", " "), ".4g") for name in sorted(present - set(_SCORES))}
-    columns = known | {
-        name: style for name, style in others.items() if len(known) + len(others) < 14
-    }
+def _section(record: Record) -> list[str]:
     machine = f"{record.machine['cores']} cores, {record.machine['processor']}"
     versions = ", ".join(f"{name} {version}" for name, version in record.versions.items())
-    lines = [
+    return [
         f"### {record.title}\n",
         f"`{record.command}`\n",
         f"{_budget(record)}; {machine}; {versions}; commit {record.commit or 'unknown'}; "
         f"{record.finished[:10]}; [record](../results/{record.recipe}.json)\n",
+        record_table(record),
+    ]
+
+
+def record_table(record: Record) -> str:
+    """The scores of a record as a Markdown table."""
+    present = {score for scores in record.rows.values() for score in scores}
+    known = {name: style for name, style in _SCORES.items() if name in present}
+    extra = sorted(n for n in present if n.startswith(_EXTRA))
+    columns = known | {name: (name.replace("_", " "), ".4f") for name in extra}
+    lines = [
         _row("method", *(title for title, _ in columns.values())),
         "| --- |" + " ---: |" * len(columns),
     ]
     for row, scores in record.rows.items():
         cells = (_cell(scores.get(name), style) for name, (_, style) in columns.items())
         lines.append(_row(row, *cells))
-    return [*lines, ""]
+    return "\n".join(lines) + "\n"
 
 
 def _cell(figure: Figure | None, style: str) -> str:

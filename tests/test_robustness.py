@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from typer.testing import CliRunner
 from torchbayes.cli import app
 from torchbayes.data import CORRUPTIONS, corrupt, load_data
 from torchbayes.data.transform import Normalise
-from torchbayes.experiment import TrainedRun
+from torchbayes.experiment import Experiment, TrainedRun
 from torchbayes.robustness import corruption_scores
 
 
@@ -82,6 +83,29 @@ def test_evaluate_with_corruptions(comparison: Path) -> None:
     result = CliRunner().invoke(app, ["evaluate", str(folder), "--corruptions"])
     assert result.exit_code == 0, result.output
     assert json.loads((folder / "corruptions.json").read_text()) == json.loads(before)
+
+
+def test_what_there_is_can_be_read_after_ctrl_c(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train = Experiment.train
+
+    def interrupted(self: Experiment, *arguments: Any, **options: Any) -> Any:
+        if self.method == "mle":
+            raise KeyboardInterrupt("stopped by SIGINT")
+        return train(self, *arguments, **options)
+
+    monkeypatch.setattr(Experiment, "train", interrupted)
+    arguments = ["compare", "--methods", "map,mle", "--epochs", "1", "--no-corruptions"]
+    result = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "c")])
+    assert result.exit_code != 0
+    assert "map on digits" in (tmp_path / "c" / "report.html").read_text()
+    monkeypatch.undo()
+    again = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "c"), "--resume"])
+    assert again.exit_code == 0, again.output
+    results = json.loads((tmp_path / "c" / "results.json").read_text())
+    assert list(results["methods"]) == ["map", "mle"]
+    assert not (tmp_path / "c" / "runs" / "map-0" / "corruptions.json").exists()
 
 
 def test_what_cannot_be_corrupted() -> None:

@@ -73,10 +73,12 @@ def test_pictures_with_their_captions(tmp_path: Path) -> None:
     (run / "pictures" / "trace.svg").write_text(RED)
     (run / "pictures" / "trace.json").write_text("{")
     (run / "pictures" / "notes.txt").write_text("not a picture")
+    (run / "traces.png").write_bytes((run / "pictures" / "snr.png").read_bytes())
     page = page_of(tmp_path)
     section = page.id("inside")
     assert section is not None
-    first, second = section.all("figure")
+    fixed, first, second = section.all("figure")
+    assert fixed.text.startswith("The course of the chains · bbb")
     assert first.all("img")[0].attributes["alt"] == "A histogram."
     assert first.text.startswith("<b>Signal</b> · bbb")
     assert "What to see." in first.text
@@ -86,7 +88,7 @@ def test_pictures_with_their_captions(tmp_path: Path) -> None:
     assert len(page.all("script")) == 1
 
 
-@pytest.mark.parametrize("name", ["draws", "corruptions", "calibration", "diagnostics"])
+@pytest.mark.parametrize("name", ["draws", "corruptions", "calibration", "diagnosis"])
 @pytest.mark.parametrize("content", ["{", "3", "null", '{"kinds": 3, "temperature": []}'])
 def test_damaged_files_are_named(tmp_path: Path, name: str, content: str) -> None:
     write_folder(tmp_path, {"map": {}}, extras=True)
@@ -101,8 +103,11 @@ def test_damaged_files_are_named(tmp_path: Path, name: str, content: str) -> Non
 def test_chains_that_do_not_agree(tmp_path: Path) -> None:
     write_folder(tmp_path, {"sgld": {}, "sghmc": {}})
     for name, rhat in {"sgld": [1.01, 1.3], "sghmc": [1.02, 1.05]}.items():
-        table = {"predictions": {"rhat": rhat, "ess": 900.0}}
-        (tmp_path / "runs" / f"{name}-0" / "diagnostics.json").write_text(json.dumps(table))
+        table = {
+            "predictions": {"rhat_median": rhat[0], "rhat_worst": rhat[1], "ess_least": 900.0},
+            "log_posterior": {"rhat_worst": None},
+        }
+        (tmp_path / "runs" / f"{name}-0" / "diagnosis.json").write_text(json.dumps(table))
     (notice,) = notices.not_converged(load_results(tmp_path))
     assert notice.serious
     assert notice.text.striptags().startswith("sgld (R-hat 1.30): not converged.")

@@ -26,6 +26,8 @@ __all__ = ["compare", "report", "run_plan", "show_results"]
 _COLUMNS = {
     # key: (title, whether more is better, digits)
     "accuracy": ("acc. ↑", True, 4),
+    "rmse": ("RMSE ↓", False, 4),
+    "crps": ("CRPS ↓", False, 4),
     "nll": ("NLL ↓", False, 4),
     "ece": ("ECE ↓", False, 4),
     "auroc_misclassification": ("AUROC err ↑", True, 3),
@@ -172,10 +174,11 @@ def show_results(out: Path, page: Path, as_json: bool) -> None:
     rows: dict[str, dict[str, Any]] = results["methods"]
     table = Table(title=f"{results['model']} on {results['data']}", title_justify="left")
     table.add_column("method", style="bold", no_wrap=True)
-    for title, _, _ in _COLUMNS.values():
-        table.add_column(title, justify="right")
+    shown = [key for key in _COLUMNS if any(row.get(key) is not None for row in rows.values())]
+    for key in shown:
+        table.add_column(_COLUMNS[key][0], justify="right")
     for name, row in rows.items():
-        table.add_row(name, *(_cell(key, row, rows) for key in _COLUMNS))
+        table.add_row(name, *(_cell(key, row, rows) for key in shown))
     console = Console()
     console.print(table)
     for name, reason in results["failed"].items():

@@ -1,7 +1,8 @@
 """Pictures that other commands leave in a run folder for the page to show.
 
 A picture is `pictures/NAME.png` or `.svg` with its words in `pictures/NAME.json`: `title`, `caption` and
-`alt`, what it shows for those who cannot see it.
+`alt`, what it shows for those who cannot see it. A few commands leave one picture of a fixed name in the
+run folder itself; its words are here.
 """
 
 from __future__ import annotations
@@ -21,6 +22,23 @@ __all__ = ["Picture", "read_pictures", "save_picture"]
 
 _KINDS = {".png": "image/png", ".svg": "image/svg+xml"}
 _LARGEST = 4 << 20
+_FIXED = {
+    "curve.png": {
+        "title": "The regression with its band",
+        "caption": "The predicted mean and intervals over the training data.",
+        "alt": "Predicted mean with its band against the input, with the training data.",
+    },
+    "traces.png": {
+        "title": "The course of the chains",
+        "caption": "Chains that have converged lie over each other and show no trend.",
+        "alt": "Traces of the sampler's chains over the updates.",
+    },
+    "weights.png": {
+        "title": "Weights of the draws",
+        "caption": "How weights vary over draws of the posterior, and how they depend on each other.",
+        "alt": "Scatter plots and histograms of pairs of weights over draws.",
+    },
+}
 
 
 @dataclass(frozen=True)
@@ -73,14 +91,15 @@ def read_pictures(run: Path, problems: list[str]) -> tuple[Picture, ...]:
     """
     found: list[Picture] = []
     folder = run / "pictures"
-    for file in sorted(folder.iterdir()) if folder.is_dir() else ():
+    files = sorted(folder.iterdir()) if folder.is_dir() else []
+    for file in [*(run / name for name in _FIXED if (run / name).is_file()), *files]:
         kind = _KINDS.get(file.suffix.lower())
         if kind is None:
             continue
         if file.stat().st_size > _LARGEST:
             problems.append(f"{file} is not shown: it is larger than 4 MiB.")
             continue
-        words = _words(file.with_suffix(".json"))
+        words = _FIXED[file.name] if file.parent == run else _words(file.with_suffix(".json"))
         title = words.get("title") or file.stem.replace("-", " ").replace("_", " ")
         data = base64.b64encode(file.read_bytes()).decode("ascii")
         found.append(

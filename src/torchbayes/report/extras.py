@@ -3,7 +3,7 @@
 draws.json          scores of the average over the first 1, 2, 4, … draws       (evaluate)
 corruptions.json    scores on damaged test images                              (evaluate --corruptions)
 calibration.json    temperature, prediction sets and abstention, before/after  (calibrate)
-diagnostics.json    numbers on convergence, such as rhat                       (diagnose)
+diagnosis.json      numbers on convergence, such as rhat                       (diagnose)
 pictures/           pictures with captions                                     (several commands)
 """
 
@@ -91,7 +91,7 @@ def read_extras(run: Path, problems: list[str]) -> Extras:
         corruptions=kinds,
         corruption_note=note,
         calibration=read("calibration.json", _calibration, None),
-        rhat=read("diagnostics.json", _rhat, None),
+        rhat=read("diagnosis.json", _rhat, None),
         pictures=read_pictures(run, problems),
     )
 
@@ -106,7 +106,7 @@ def _numbers(table: Mapping[str, Any]) -> dict[str, float]:
 
 def _corruptions(table: Mapping[str, Any]) -> tuple[dict[str, tuple[Numbers, ...]], str]:
     clean = {**_numbers(table["clean"]), "severity": 0.0}
-    kinds = {
+    kinds: dict[str, tuple[Numbers, ...]] = {
         str(kind): (clean, *(_numbers(row) for row in rows))
         for kind, rows in table["kinds"].items()
     }

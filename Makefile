@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test lint format bench clean
+.PHONY: demo test lint format bench docs clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -30,5 +30,9 @@ format: $(VENV)/.installed
 bench: $(VENV)/.installed  ## ratios, measured interleaved; see benchmarks/
 	$(BIN)/python benchmarks/fit_overhead.py
 
+docs: $(VENV)/.installed  ## the documentation, strictly: a broken link is an error
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[docs]"
+	$(BIN)/mkdocs build --strict
+
 clean:
-	rm -rf $(VENV) demo build dist
+	rm -rf $(VENV) demo build dist site

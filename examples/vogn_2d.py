@@ -36,8 +36,7 @@ def main(path: Path) -> None:
         run = tb.fit(net, (inputs, targets), method, epochs=600, batch_size=150,
                      schedule="cosine", progress=False, **options)  # fmt: skip
         mean = tb.predictive(run.model, tb.Point(run.posterior.mean()), grid, samples=1)
-        draws = run.posterior.draws(20, torch.Generator().manual_seed(0))
-        for draw in draws:
+        for draw in run.posterior.draws(20, torch.Generator().manual_seed(0)):
             probs = tb.predictive(run.model, tb.Point(draw), grid, samples=1).probs[:, 1]
             above.contour(
                 *lines, probs.view(size, size).T, levels=[0.5], colors="#f4a6a6", linewidths=0.8

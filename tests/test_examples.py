@@ -1,0 +1,97 @@
+"""Every example runs, is at most 60 lines long, and prints that it has learned something."""
+
+from __future__ import annotations
+
+import os
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[1] / "examples"
+NAMED = {
+    "continual_learning", "distributed", "image_classification", "ood_alarm", "own_model", "regression",
+}  # fmt: skip
+FILES = sorted(FOLDER.glob("*.py"))
+
+
+def first_share(text: str) -> float:
+    found = re.search(r"([\d.]+)%", text)
+    assert found is not None, text
+    return float(found[1])
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_it_is_short_and_says_how_to_run_it(file: Path) -> None:
+    text = file.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 60
+    assert f"examples/{file.name}" in text
+
+
+def test_all_that_the_documentation_names_are_there() -> None:
+    assert {file.stem for file in FILES} >= NAMED
+
+
+def printed(name: str, capsys: pytest.CaptureFixture[str]) -> str:
+    runpy.run_path(str(FOLDER / f"{name}.py"), run_name="__main__")
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["image_classification", "own_model", "distributed"])
+def test_it_learns_the_digits(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", [name])
+    assert first_share(printed(name, capsys)) > 85
+
+
+def test_the_alarm_rings_for_strange_inputs(capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed("ood_alarm", capsys)
+    false, true = (float(share) for share in re.findall(r"([\d.]+)%", text))
+    assert true > 3 * false
+
+
+def test_the_curve_knows_where_it_has_no_data(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["regression", str(tmp_path / "curve.png")])
+    text = printed("regression", capsys)
+    near, far = (float(doubt) for doubt in re.findall(r"of it ([\d.]+)", text))
+    assert far > 3 * near
+    assert (tmp_path / "curve.png").stat().st_size > 10_000
+
+
+def test_the_posterior_as_prior_forgets_less(capsys: pytest.CaptureFixture[str]) -> None:
+    forgotten = re.findall(r"([\d.]+)% forgotten", printed("continual_learning", capsys))
+    assert float(forgotten[1]) < float(forgotten[0])
+
+
+@pytest.mark.filterwarnings("default")
+def test_lightning(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("lightning")
+    monkeypatch.chdir(tmp_path)
+    assert first_share(printed("lightning_posterior", capsys)) > 85
+
+
+def test_two_processes(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+    ]
+    done = subprocess.run(
+        [*command, str(FOLDER / "distributed.py")],
+        capture_output=True, text=True, timeout=280, cwd=tmp_path,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("2 process(es)")
+    assert first_share(done.stdout) > 85

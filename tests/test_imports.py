@@ -30,7 +30,7 @@ ALLOWED: dict[str, set[str] | None] = {
     "predict": CORE | {"data", "likelihood", "predictions"},
     "methods": CORE
     | {"methods", "optim", "average", "variational", "curvature", "likelihood", "data"}
-    | {"schedule", "distributed", "batchnorm"},
+    | {"schedule", "distributed", "batchnorm", "nonfinite"},
 }
 
 

@@ -2,6 +2,7 @@
 
 config.toml             the settings; what `--resume` compares with
 metrics.jsonl           one line per epoch
+traces.jsonl            what a sampler's chains looked like now and then, if it is one
 checkpoint.pt           all that is needed to go on, read with weights_only=True
 posterior.safetensors   the result
 """
@@ -69,6 +70,7 @@ class RunFolder:
         suffix = f"-rank{rank}" if rank else ""
         self.config_file = self.path / "config.toml"
         self.metrics_file = self.path / f"metrics{suffix}.jsonl"
+        self.traces_file = self.path / f"traces{suffix}.jsonl"
         self.checkpoint_file = self.path / f"checkpoint{suffix}.pt"
         self.posterior_file = self.path / "posterior.safetensors"
 
@@ -152,6 +154,20 @@ class RunFolder:
             except json.JSONDecodeError:
                 break  # the line that a kill cut short
         return result
+
+    def write_traces(self, rows: list[dict[str, Any]]) -> None:
+        """Save a sampler's traces; nothing if there are none."""
+        if rows:
+            write_text(self.traces_file, "".join(json.dumps(row) + "\n" for row in rows))
+
+    def read_traces(self) -> list[dict[str, Any]]:
+        """The traces of all processes, by chain and update."""
+        rows = [
+            json.loads(line)
+            for file in sorted(self.path.glob("traces*.jsonl"))
+            for line in file.read_text(encoding="utf-8").splitlines()
+        ]
+        return sorted(rows, key=lambda row: (row["chain"], row["update"]))
 
     def keep_metrics(self, rows: list[dict[str, Any]]) -> None:
         """Drop what was logged after the checkpoint that the run goes on from."""

@@ -451,6 +451,7 @@ class _Training:
         }
         if self.method.one_per_rank or distributed.rank() == 0:
             self.folder.write_checkpoint(state)
+            self.folder.write_traces(self.method.traces)
         if self.shared:
             distributed.barrier()
 

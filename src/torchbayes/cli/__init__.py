@@ -16,6 +16,7 @@ from torchbayes.cli import compare, inspect, recipes, train
 from torchbayes.cli.average import average
 from torchbayes.cli.calibrate import calibrate
 from torchbayes.cli.continual import continual
+from torchbayes.cli.diagnose import diagnose
 from torchbayes.cli.prune import prune
 from torchbayes.cli.verify import verify
 from torchbayes.distributed import LostProcessError
@@ -55,6 +56,7 @@ app.command("predict")(train.predict)
 app.command("compare")(compare.compare)
 app.command("report")(compare.report)
 app.command("prune")(prune)
+app.command("diagnose")(diagnose)
 app.command("average")(average)
 app.command("continual")(continual)
 app.command("calibrate")(calibrate)
@@ -76,6 +78,16 @@ def main() -> None:
     except (ValueError, TypeError, OSError, ImportError) as error:
         errors.print(f"torchbayes: {error}")
         sys.exit(2)
-    except KeyboardInterrupt as stop:
-        errors.print(f"torchbayes: {stop}" if str(stop) else "torchbayes: stopped")
-        sys.exit(130)
+    except SystemExit as end:
+        stop = _interrupt(end)
+        if stop is not None:
+            errors.print(f"torchbayes: {stop}" if str(stop) else "torchbayes: stopped")
+        raise
+
+
+def _interrupt(end: SystemExit) -> KeyboardInterrupt | None:
+    """The Ctrl-C that Typer has turned into an exit code, with the word on how to go on."""
+    error: BaseException | None = end
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ if error.__cause__ is not None else error.__context__
+    return error

@@ -64,6 +64,7 @@ class Method(ABC):
         optimizer: A torch optimiser over the module's parameters.
         scheduler: Its learning-rate schedule.
         logs: Numbers of the last loss to be averaged over the epoch in the run's history.
+        traces: What a chain looked like now and then, for `torchbayes diagnose`; kept in the run folder.
     """
 
     name: ClassVar[str]
@@ -80,6 +81,7 @@ class Method(ABC):
         self.model, self.likelihood, self.plan = model, likelihood, plan
         self.module = model
         self.logs: dict[str, Tensor] = {}
+        self.traces: list[dict[str, Any]] = []
 
     @property
     def epochs(self) -> int:

@@ -1,8 +1,10 @@
-"""What the sampling methods share: when a snapshot is kept, where, and how chains follow one another."""
+"""What the sampling methods share: when a snapshot is kept, where, and how several chains are run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,9 +15,14 @@ from torch import Tensor, nn
 from torchbayes import distributed
 from torchbayes.likelihood import Likelihood
 from torchbayes.methods.base import Method, Plan
+from torchbayes.methods.side_by_side import StackedChains, StackedPrior
+from torchbayes.methods.traces import Tracer
+from torchbayes.nonfinite import TrainingError
 from torchbayes.optim.sampler import Sampler
 from torchbayes.posterior import Samples, Weights, snapshot
 from torchbayes.prior import GaussianPrior, Prior, resnetpp_prior
+
+_LOG = logging.getLogger("torchbayes")
 
 __all__ = ["Collection", "SamplerMethod", "prior_called"]
 
@@ -39,6 +46,7 @@ class Collection:
         thinning: The updates from one snapshot to the next, in place of `samples`.
         chains: The chains of a process, one after another.
         folder: Where to keep the snapshots as files; in memory if None.
+        side_by_side: Run the chains together instead.
 
     Example:
         >>> from torchbayes.methods.sampler import Collection
@@ -55,6 +63,7 @@ class Collection:
     thinning: int | None = None
     chains: int = 1
     folder: str | None = None
+    side_by_side: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.burn_in < 1:
@@ -90,7 +99,8 @@ class SamplerMethod(Method):
     """A method whose posterior is the states that a sampler went through.
 
     The first chain of the first process starts from the network as it is given, every other one from a
-    fresh random start. A subclass calls `begin` with a function that makes its sampler.
+    fresh random start. A chain that breaks down is left out, with a warning, as long as there are others.
+    A subclass calls `begin` with a function that makes its sampler.
     """
 
     one_per_rank = True
@@ -101,9 +111,13 @@ class SamplerMethod(Method):
         super().__init__(model, likelihood, plan)
         self.collection = collection
         ends = plan.schedule.cycle_ends(plan.epochs, plan.steps_per_epoch)
-        self.keep = collection.updates(max(1, plan.epochs * plan.steps_per_epoch), ends)
-        self.chain, self.updates = 0, 0
+        self.total = max(1, plan.epochs * plan.steps_per_epoch)
+        self.keep = collection.updates(self.total, ends)
+        self.chain, self.updates, self.dead = 0, 0, False
         self.bank = Samples(model, folder=self._folder(f"rank{plan.rank}"))
+        self.stack: StackedChains | None = None
+        self._tracer = Tracer(self.total)
+        self._losses = torch.zeros(0)
 
     def _folder(self, part: str) -> Path | None:
         if self.collection.folder is None:
@@ -111,12 +125,23 @@ class SamplerMethod(Method):
         whole = Path(self.collection.folder)
         return whole if self.plan.world_size == 1 else whole / part
 
-    def begin(self, make: Callable[[], Sampler]) -> None:
+    def begin(self, make: Callable[[nn.Module, Prior], Sampler], prior: Prior) -> None:
         """Start the first chain with the sampler that `make` makes, and later ones with others."""
         self._make = make
+        self._prior = prior
         if self.plan.rank > 0:
             self._restart()
-        self.set_optimizer(make())
+        if not self.collection.side_by_side:
+            self.set_optimizer(make(self.model, prior))
+            return
+        own = snapshot(self.model)
+        starts = [own]
+        for _ in range(1, self.collection.chains):
+            self._restart()
+            starts.append(snapshot(self.model))
+        self.model.load_state_dict(own)
+        self.stack = StackedChains(self.model, self.likelihood, starts)
+        self.set_optimizer(make(self.stack.model, StackedPrior.of(prior)))
 
     def _restart(self) -> None:
         # From the run's generator, so that chains differ over ranks and a resumed run repeats them.
@@ -133,7 +158,7 @@ class SamplerMethod(Method):
     @property
     def epochs(self) -> int:
         """The epochs of all chains of this process together."""
-        return self.plan.epochs * self.collection.chains
+        return self.plan.epochs * (1 if self.stack is not None else self.collection.chains)
 
     def begin_epoch(self, epoch: int) -> None:
         """Start the next chain once the one before it has come to its end."""
@@ -143,26 +168,124 @@ class SamplerMethod(Method):
                 "theirs to resume: choose an empty folder, or remove them"
             )
         if epoch // self.plan.epochs > self.chain:
-            self.chain, self.updates = self.chain + 1, 0
+            self.chain, self.updates, self.dead = self.chain + 1, 0, False
             self._restart()
-            self.set_optimizer(self._make())
+            self.set_optimizer(self._make(self.model, self._prior))
+
+    def loss(self, inputs: Any, targets: Tensor) -> Tensor:
+        """The mean loss of a batch; the gradient of every chain is that of its own."""
+        if self.stack is None:
+            return super().loss(inputs, targets)
+        self._losses = self.stack.losses(inputs, targets)
+        fine = self._losses[self.stack.alive & torch.isfinite(self._losses.detach())]
+        mean = fine.detach().mean()
+        self.logs = {"nll": mean}
+        # Its value is the mean over chains, its gradient that of the sum.
+        return fine.sum() - fine.detach().sum() + mean
 
     def step(self, closure: Callable[[], Tensor]) -> Tensor:
         """One update, and a snapshot if it is one of those to keep."""
+        sampler = self.optimizer
+        assert isinstance(sampler, Sampler)
+        traced = self._tracer.wants(self.updates + 1) and not self.dead
+        if traced:
+            self._tracer.before(sampler)
         try:
-            return super().step(closure)
+            if self.dead:
+                return torch.full((), math.nan)
+            loss = super().step(self._guarded(closure))
+            if traced:
+                self._trace(sampler, loss)
+            return loss
+        except (TrainingError, FloatingPointError) as error:
+            if self.collection.chains * self.plan.world_size == 1 or self.stack is not None:
+                raise
+            self._lay_to_rest(self.chain, str(error))
+            last = self.chain == self.collection.chains - 1
+            if last and self.plan.world_size == 1 and len(self.bank) == 0:
+                raise
+            self.dead = True
+            self._restart()  # finite weights, for the checkpoint
+            return torch.full((), math.nan)
         finally:
             # Counts an update that was left out because float16 overflowed, too.
             self.updates += 1
-            if self.updates in self.keep:
-                self.bank.append()
+            if self.updates in self.keep and not self.dead:
+                self._collect()
+
+    def _guarded(self, closure: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        stack = self.stack
+        if stack is None:
+            return closure
+
+        def guarded() -> Tensor:
+            loss = closure()
+            for chain in stack.check_gradients():
+                self._lay_to_rest(chain, "its gradient is not finite")
+            if not bool(stack.alive.any()):
+                raise FloatingPointError("no chain is left whose gradient is finite")
+            return loss
+
+        return guarded
+
+    def _number(self, chain: int) -> int:
+        """The chain's number among those of all processes."""
+        return self.plan.rank * self.collection.chains + chain
+
+    def _collect(self) -> None:
+        if self.stack is None:
+            self.bank.append(chain=self._number(self.chain))
+            return
+        for chain in self.stack.alive.nonzero().flatten().tolist():
+            self.bank.append(self.stack.weights(chain), chain=self._number(chain))
+
+    def _trace(self, sampler: Sampler, loss: Tensor) -> None:
+        if self.stack is None:
+            number = self._number(self.chain)
+            row = self._tracer.row(sampler, float(loss), chain=number, update=self.updates + 1)
+            self.traces.append(row)
+            return
+        for chain in self.stack.alive.nonzero().flatten().tolist():
+            own = float(self._losses[chain].detach())
+            row = self._tracer.row(
+                sampler, own, chain=self._number(chain), update=self.updates + 1, stacked=chain
+            )
+            self.traces.append(row)
+
+    def _lay_to_rest(self, chain: int, why: str) -> None:
+        """Leave a chain out that has broken down: its samples from before are not to be trusted."""
+        number = self._number(chain)
+        kept = [(w, c) for w, c in zip(self.bank, self.bank.chains, strict=True) if c != number]
+        _LOG.warning(
+            "chain %d broke down after %d updates and is left out with its %d samples, the others go on: %s",
+            number, self.updates, len(self.bank) - len(kept), why,
+        )  # fmt: skip
+        self.bank.truncate(0)
+        for weights, own in kept:
+            self.bank.append(weights, chain=own)
+
+    def end_epoch(self, epoch: int, batches: Iterable[Any]) -> None:
+        """Let the network have the weights of the first chain, for whoever scores it after an epoch."""
+        if self.stack is not None:
+            first = int(self.stack.alive.nonzero()[0])
+            self.model.load_state_dict(self.stack.weights(first))
+
+    @property
+    def finished(self) -> bool:
+        """Whether all chains of this process have come to their end."""
+        last = 0 if self.stack is not None else self.collection.chains - 1
+        return self.chain == last and self.updates >= self.total
 
     def posterior(self) -> Samples:
         """The snapshots of all chains, of all processes at the end; the present weights if there are none."""
-        if self.plan.world_size > 1 and len(self.bank) == len(self.keep) * self.collection.chains:
+        if self.plan.world_size > 1 and self.finished:
             return self._pooled()
         if len(self.bank) > 0:
             return self.bank
+        if self.finished:
+            raise ValueError(
+                "every chain broke down, so there are no samples: use a smaller lr or average_step"
+            )
         present = Samples(self.model)
         present.append()
         return present
@@ -172,31 +295,49 @@ class SamplerMethod(Method):
         on_disk = self.bank.folder is not None
         pooled = Samples(self.model, folder=self._folder("pooled") if self.plan.rank == 0 else None)
         pooled.truncate(0)
-        for rank in range(self.plan.world_size):
-            for index in range(len(self.bank)):
+        counts = distributed.gather(torch.tensor(float(len(self.bank))))
+        chains = self.bank.chains
+        if not sum(map(float, counts)):
+            raise ValueError(
+                "every chain broke down, so there are no samples: use a smaller lr or average_step"
+            )
+        for rank, count in enumerate(counts):
+            for index in range(int(count)):
                 mine = rank == self.plan.rank
                 weights: Weights = self.bank[index] if mine else snapshot(self.model)
-                distributed.broadcast(list(weights.values()), rank)
+                number = torch.tensor(float(chains[index] if mine else 0))
+                distributed.broadcast([number, *weights.values()], rank)
                 if not on_disk or self.plan.rank == 0:
-                    pooled.append(weights)
+                    pooled.append(weights, chain=int(number))
         return pooled if len(pooled) > 0 else self.bank
 
     def state_dict(self) -> dict[str, Any]:
         """The chain, and the snapshots so far, or their number if they are on disk."""
         kept = len(self.bank) if self.bank.folder is not None else list(self.bank)
-        return super().state_dict() | {
+        state = super().state_dict() | {
             "chain": self.chain,
             "updates": self.updates,
+            "dead": self.dead,
             "samples": kept,
+            "chains": self.bank.chains,
+            "traces": self.traces,
         }
+        if self.stack is not None:
+            state["stack"] = self.stack.model.state_dict()
+            state["alive"] = self.stack.alive
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on with the same chain; snapshots that were written to disk later are dropped."""
         super().load_state_dict(state)
-        self.chain, self.updates = state["chain"], state["updates"]
+        self.chain, self.updates, self.dead = state["chain"], state["updates"], state["dead"]
+        self.traces = list(state["traces"])
+        if self.stack is not None:
+            self.stack.model.load_state_dict(state["stack"])
+            self.stack.alive = state["alive"].to(self.stack.alive.device)
         if self.bank.folder is not None:
             self.bank.truncate(state["samples"])
             return
         self.bank.truncate(0)
-        for weights in state["samples"]:
-            self.bank.append(weights)
+        for weights, chain in zip(state["samples"], state["chains"], strict=True):
+            self.bank.append(weights, chain=chain)

@@ -10,6 +10,7 @@ where the loss is the *mean* over a batch. A subclass gives one update of flat t
 from __future__ import annotations
 
 import logging
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -152,6 +153,58 @@ class Sampler(torch.optim.Optimizer):
 
     def check(self, group: dict[str, Any]) -> None:
         """Raise a `ValueError` if a group's settings do not go with its present learning rate."""
+
+    def kinetic(self, group: dict[str, Any], state: dict[str, Any]) -> Tensor | None:
+        """p·∇K(p) of every entry of a parameter, whose mean is 1 at the right temperature; None without p.
+
+        By equipartition this holds for any kinetic energy K, that of relativity too.
+        """
+        momentum = state.get("momentum")
+        if momentum is None:
+            return None
+        m, c = group["mass"], group.get("speed_limit", math.inf)
+        squares: Tensor = momentum.square() / m
+        return squares if math.isinf(c) else squares / (1 + squares / (m * c**2)).sqrt()
+
+    @torch.no_grad()
+    def vitals(self, row: int | None = None) -> dict[str, dict[str, float]]:
+        """How the chain is, by layer: `temperature` (kinetic, 1 is right) and mean `thermostat`.
+
+        A layer is a module that owns weights. What a sampler does not have is left out.
+
+        Args:
+            row: Look at this index of every parameter's first dimension alone, where chains are stacked.
+
+        Example:
+            >>> import torch, torchbayes as tb
+            >>> model = torch.nn.Sequential(torch.nn.Linear(3, 1))
+            >>> sampler = tb.ATMC(model, train_size=10)
+            >>> model(torch.ones(4, 3)).sum().backward()
+            >>> sampler.step()
+            >>> {name: list(layers) for name, layers in sampler.vitals().items()}
+            {'temperature': ['0'], 'thermostat': ['0']}
+        """
+        sums: dict[str, dict[str, list[float]]] = {}
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state.get(p)
+                if not state:
+                    continue
+                layer = self._names[id(p)].rpartition(".")[0]
+                found = {"temperature": self.kinetic(group, state)}
+                found["thermostat"] = state.get("thermostat")
+                if "thermostat" in group:
+                    found["thermostat"] = p.new_full(p.shape, group["thermostat"])
+                for name, values in found.items():
+                    if values is not None:
+                        values = values if row is None else values[row]
+                        total = sums.setdefault(name, {}).setdefault(layer, [0.0, 0.0])
+                        total[0] += float(values.sum(dtype=torch.float64))
+                        total[1] += values.numel()
+        return {
+            name: {layer: total / count for layer, (total, count) in layers.items()}
+            for name, layers in sums.items()
+        }
 
     def end_group(self, group: dict[str, Any], count: int) -> None:
         """Called after all blocks of a group, of `count` weights together."""

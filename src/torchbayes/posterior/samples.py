@@ -43,6 +43,7 @@ class Samples(Posterior):
     def __init__(self, model: nn.Module | None = None, *, folder: str | Path | None = None) -> None:
         self._model = model
         self._memory: list[Weights] = []
+        self._memory_chains: list[int] = []
         self.folder = None if folder is None else Path(folder)
         self.model_name = "" if model is None else type(model).__name__
         self._count = 0
@@ -62,8 +63,8 @@ class Samples(Posterior):
         assert self.folder is not None
         return self.folder / f"draw-{index:06d}.safetensors"
 
-    def append(self, weights: Weights | None = None) -> None:
-        """Add a snapshot of the model, or the given weights."""
+    def append(self, weights: Weights | None = None, *, chain: int = 0) -> None:
+        """Add a snapshot of the model, or the given weights; of the chain with that number."""
         if weights is None:
             if self._model is None:
                 raise ValueError(
@@ -73,6 +74,7 @@ class Samples(Posterior):
         self._check_like_first(weights)
         if self.folder is None:
             self._memory.append(copied(weights))
+            self._memory_chains.append(chain)
         else:
             named = {f"mean/{name}": tensor for name, tensor in weights.items()}
             write_tensors(
@@ -80,7 +82,7 @@ class Samples(Posterior):
                 named,
                 kind=Point.kind,
                 model_name=self.model_name,
-                settings={},
+                settings={"chain": chain},
             )
         self._count += 1
 
@@ -101,13 +103,21 @@ class Samples(Posterior):
         if not 0 <= count <= self._count:
             raise ValueError(f"cannot keep {count} of {self._count} snapshots")
         if self.folder is None:
-            del self._memory[count:]
+            del self._memory[count:], self._memory_chains[count:]
         else:
             for index in reversed(range(count, self._count)):
                 self._file(index).unlink()
         self._count = count
         if count == 0:
             self._first_shapes = None
+
+    @property
+    def chains(self) -> list[int]:
+        """The number of the chain that each snapshot is of."""
+        if self.folder is None:
+            return list(self._memory_chains)
+        headers = (read_tensors(self._file(index))[0] for index in range(self._count))
+        return [int(header["settings"].get("chain", 0)) for header in headers]
 
     def __len__(self) -> int:
         return self._count
@@ -196,11 +206,15 @@ class Samples(Posterior):
     def _file_tensors(self) -> Mapping[str, Weights]:
         return {f"{index:06d}": weights for index, weights in enumerate(self._memory)}
 
+    def _file_settings(self) -> dict[str, Any]:
+        return {"chains": self._memory_chains}
+
     @classmethod
     def _from_file(cls, groups: dict[str, Weights], settings: dict[str, Any]) -> Samples:
         samples = cls()
-        for group in sorted(groups):
-            samples.append(groups[group])
+        chains = settings.get("chains", [0] * len(groups))
+        for group, chain in zip(sorted(groups), chains, strict=True):
+            samples.append(groups[group], chain=int(chain))
         return samples
 
     def __repr__(self) -> str:

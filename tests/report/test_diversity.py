@@ -89,25 +89,37 @@ def test_mean_field_has_no_correlations() -> None:
     assert abs(found.between - found.floor) < 5 * 0.6 / math.sqrt(300 * 200)
 
 
-def test_a_point_has_no_correlations() -> None:
+def test_a_few_networks_have_no_correlations() -> None:
     model = mlp(4, hidden=(8,))
-    with pytest.raises(ValueError, match="no spread"):
-        weight_correlations(model, tb.Point(tb.snapshot(model)))
+    bank = tb.Samples(model)
+    bank.append()
+    for posterior in (tb.Point(tb.snapshot(model)), bank):
+        with pytest.raises(ValueError, match="too few networks"):
+            weight_correlations(model, posterior)
 
 
 def test_figure_has_scatter_and_histograms() -> None:
     net = scaled("all-in-one")
     point = tb.Point(tb.snapshot(net.model))
     pair = (("layer1.0.conv1.weight", 0), ("layer2.0.conv1.weight", 3))
+    bank = tb.Samples(net.model)
+    for _ in range(4):
+        torch.nn.init.normal_(net.model.layer1[0].conv1.weight)
+        bank.append()
     figure = weight_pair_figure(
-        {"hypernetwork": net.posterior(), "MAP": point}, pair, draws=50, generator=seeded(0)
+        {"hypernetwork": net.posterior(), "MAP": point, "ensemble": bank},
+        pair,
+        draws=50,
+        generator=seeded(0),
     )
-    scatter = figure.axes[4].collections[0].get_offsets()
+    scatter = figure.axes[6].collections[0].get_offsets()
     assert scatter.shape == (50, 2)
     assert (
         "correlation +1.00" in figure.axes[0].get_title() or "-1.00" in figure.axes[0].get_title()
     )
     assert "a point" in figure.axes[2].get_title()
+    assert "4 networks" in figure.axes[4].get_title()
+    assert figure.axes[10].collections[0].get_offsets().shape == (4, 2)
     figure.savefig(io.BytesIO(), format="png")
     with pytest.raises(ValueError, match="no posteriors"):
         weight_pair_figure({}, pair)

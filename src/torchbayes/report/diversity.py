@@ -15,7 +15,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from torchbayes.posterior import Generated, Point, Posterior, Weights, Wrapper
+from torchbayes.posterior import Generated, Point, Posterior, Samples, Weights, Wrapper
 from torchbayes.report.figure import COLOURS, INK, plain
 from torchbayes.variational.blocks import find_blocks
 
@@ -48,14 +48,13 @@ def weight_samples(
     Args:
         posterior: Where the weights are drawn from.
         places: Which entries of which weights, counted as in `weight.flatten()`.
-        draws: The number of draws.
+        draws: The number of draws; a finite posterior, such as an ensemble, gives each member once.
         generator: The source of the draws.
     """
     if isinstance(posterior, Generated) and all(name in posterior.groups for name in places):
         return posterior.entries(places, draws, generator)
     rows: dict[str, list[Tensor]] = {name: [] for name in places}
-    for _ in range(draws):
-        draw = posterior.sample(generator)
+    for draw in posterior.draws(draws, generator):
         for name, index in places.items():
             rows[name].append(draw[name].flatten()[index])
     return {name: torch.stack(values) for name, values in rows.items()}
@@ -82,8 +81,11 @@ def weight_correlations(
         generator: The source of the pairs and of the draws.
     """
     network = model.model if isinstance(model, Wrapper) else model
-    if isinstance(posterior, Point):
-        raise ValueError("a Point has no spread, so its weights have no correlations: use another")
+    if isinstance(posterior, Point | Samples):
+        raise ValueError(
+            f"{posterior!r} is too few networks to correlate weights over: use a posterior that gives fresh "
+            "draws"
+        )
     groups = _weights_by_block(network, posterior, find_blocks(network, blocks))
     sizes = {name: p.numel() for name, p in network.named_parameters()}
     names = list(groups)
@@ -186,7 +188,11 @@ def weight_pair_figure(
         middle, side = panels[1, 2 * number], panels[1, 2 * number + 1]
         corner.set_axis_off()
         spread = values.std(0)
-        middle.scatter(values[:, 0], values[:, 1], s=5, color=colour, alpha=0.4, linewidths=0)
+        few = len(values) < min(draws, 30)
+        middle.scatter(
+            values[:, 0], values[:, 1], s=30 if few else 5, color=colour, alpha=0.9 if few else 0.4,
+            linewidths=0,
+        )  # fmt: skip
         middle.set_xlabel(_named(pair[0]), fontsize=8)
         middle.set_ylabel(_named(pair[1]), fontsize=8)
         middle.locator_params(nbins=4)
@@ -199,9 +205,12 @@ def weight_pair_figure(
             axes.set_axis_off()
         top.sharex(middle)
         side.sharey(middle)
-        r = np.corrcoef(values.T)[0, 1] if (spread > 0).all() else float("nan")
-        text = f"{label}\ncorrelation {r:+.2f}" if np.isfinite(r) else f"{label}\na point"
-        top.set_title(text, fontsize=10, color=INK)
+        if few:  # a correlation of so few would mean nothing
+            text = f"{len(values)} networks" if len(values) > 1 else "a point"
+        else:
+            r = np.corrcoef(values.T)[0, 1] if (spread > 0).all() else float("nan")
+            text = f"correlation {r:+.2f}" if np.isfinite(r) else "no spread"
+        top.set_title(f"{label}\n{text}", fontsize=10, color=INK)
     return figure
 
 

@@ -93,12 +93,13 @@ def default_layers(model: nn.Module, blocks: list[str]) -> list[str]:
         )
     last = matrices[-1].rpartition(".")[0]
     rest = [n for n in matrices if n.rpartition(".")[0] != last]
+    rest = rest if rest else matrices
     _LOG.info(
         "%s has no residual blocks: the hypernetwork generates %s",
         type(model).__name__,
         ", ".join(rest),
     )
-    return rest if rest else matrices
+    return rest
 
 
 def _matrices(model: nn.Module) -> list[str]:

@@ -81,7 +81,7 @@ def broadcast(tensors: Sequence[Tensor], source: int = 0) -> None:
     if dist.is_initialized():
         with _talking():
             for tensor in tensors:
-                dist.broadcast(tensor, source)
+                dist.broadcast(tensor.detach(), source)
 
 
 def gather(tensor: Tensor) -> list[Tensor]:

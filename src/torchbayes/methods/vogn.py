@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from torch import nn
 
 from torchbayes.likelihood import Likelihood
@@ -23,6 +25,14 @@ def default_damping(plan: Plan, augmentation: float) -> float:
     return 150.0 / (augmentation * plan.train_size)
 
 
+def default_lr(plan: Plan, damping: float, prior_precision: float, augmentation: float) -> float:
+    """An α with which no weight moves by more than about 0.005 times its normalised gradient in a step.
+
+    A weight of curvature s and gradient √s·r moves by α√s·r/(s + δ̃ + γ), at most α·r/(2√(δ̃ + γ)).
+    """
+    return 0.01 * math.sqrt(damping + prior_precision / (augmentation * plan.train_size))
+
+
 class NaturalGradientMethod(Method):
     """What the methods have in common whose optimiser holds the distribution of the weights."""
 
@@ -39,7 +49,8 @@ class VognMethod(NaturalGradientMethod):
     """Variational online Gauss-Newton.
 
     Args:
-        lr: The learning rate α; with momentum β1 the effective rate is α / (1 − β1).
+        lr: The learning rate α; with momentum β1 the effective rate is α / (1 − β1). If not given,
+            0.01 · √(γ + δ/(ρ · train_size)), which suits training sets of any size.
         beta1: The decay of the momentum.
         beta2: The weight of each batch's new curvature; the paper's runs on CIFAR-10 use 0.999.
         prior_precision: The precision δ of the prior N(0, 1/δ) on every weight except norm layers'.
@@ -65,7 +76,7 @@ class VognMethod(NaturalGradientMethod):
         likelihood: Likelihood,
         plan: Plan,
         *,
-        lr: float = 3e-3,
+        lr: float | None = None,
         beta1: float = 0.9,
         beta2: float = 0.1,
         prior_precision: float = 1.0,
@@ -80,6 +91,9 @@ class VognMethod(NaturalGradientMethod):
         momentum_correction: bool = False,
     ) -> None:
         super().__init__(model, likelihood, plan)
+        damping = default_damping(plan, augmentation) if damping is None else damping
+        if lr is None:
+            lr = default_lr(plan, damping, prior_precision, augmentation)
         self.set_optimizer(
             VOGN(
                 model,
@@ -91,7 +105,7 @@ class VognMethod(NaturalGradientMethod):
                 initial_temperature=initial_temperature,
                 temperature_steps=round(temperature_epochs * plan.steps_per_epoch),
                 mc_samples=mc_samples,
-                damping=default_damping(plan, augmentation) if damping is None else damping,
+                damping=damping,
                 betas=(beta1, beta2),
                 initial_precision=initial_precision,
                 augmentation=augmentation,

@@ -31,7 +31,6 @@ bench: $(VENV)/.installed  ## ratios, measured interleaved; see benchmarks/
 	$(BIN)/python benchmarks/fit_overhead.py
 
 docs: $(VENV)/.installed  ## the documentation, strictly: a broken link is an error
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[docs]"
 	$(BIN)/mkdocs build --strict
 
 clean:

@@ -21,6 +21,7 @@ from torchbayes.average import (
 from torchbayes.batchnorm import recalibrate_batchnorm
 from torchbayes.curvature import KroneckerGaussian
 from torchbayes.data import load_data
+from torchbayes.distill import distill
 from torchbayes.estimators import BayesianClassifier, BayesianRegressor
 from torchbayes.likelihood import Categorical, GaussianNoise, Likelihood, Observation
 from torchbayes.methods import METHODS
@@ -131,6 +132,7 @@ __all__ = [
     "compare_to_nuts",
     "conformal_sets",
     "decide",
+    "distill",
     "fit",
     "flipout",
     "freeze",

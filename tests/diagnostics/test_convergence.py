@@ -43,6 +43,8 @@ def test_chains_that_agree_and_chains_that_do_not() -> None:
     same = RNG.standard_normal((4, 200, 3))
     assert rhat(same).shape == (3,)
     assert rhat(same).max() < 1.03
+    constant = np.concatenate([same, np.zeros_like(same)], axis=2)
+    assert np.isnan(rhat(constant)).tolist() == [False] * 3 + [True] * 3
     apart = same + np.arange(4)[:, None, None]
     assert rhat(apart).min() > 1.5
 

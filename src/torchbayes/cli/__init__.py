@@ -17,6 +17,7 @@ from torchbayes.cli.average import average
 from torchbayes.cli.calibrate import calibrate
 from torchbayes.cli.continual import continual
 from torchbayes.cli.diagnose import diagnose
+from torchbayes.cli.distill import distill
 from torchbayes.cli.prune import prune
 from torchbayes.cli.verify import verify
 from torchbayes.distributed import LostProcessError
@@ -57,6 +58,7 @@ app.command("compare")(compare.compare)
 app.command("report")(compare.report)
 app.command("prune")(prune)
 app.command("diagnose")(diagnose)
+app.command("distill")(distill)
 app.command("average")(average)
 app.command("continual")(continual)
 app.command("calibrate")(calibrate)

@@ -102,7 +102,8 @@ def rhat(values: npt.ArrayLike) -> Array:
         ValueError: If there are fewer than 2 chains, or draws too few.
     """
     array = _checked(values, 2, "R-hat")
-    return np.asarray(_arviz().rhat(to_arviz(x=array), method="rank")["x"].values)
+    with np.errstate(invalid="ignore", divide="ignore"):  # of what never changes
+        return np.asarray(_arviz().rhat(to_arviz(x=array), method="rank")["x"].values)
 
 
 def ess(values: npt.ArrayLike) -> Array:
@@ -112,4 +113,5 @@ def ess(values: npt.ArrayLike) -> Array:
         values: (chains, draws, …), at least 4 draws of a chain.
     """
     array = _checked(values, 1, "an effective sample size")
-    return np.asarray(_arviz().ess(to_arviz(x=array), method="bulk")["x"].values)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray(_arviz().ess(to_arviz(x=array), method="bulk")["x"].values)

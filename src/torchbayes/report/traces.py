@@ -60,6 +60,9 @@ def trace_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
         if name == "update_size":
             panel.set_ylim(bottom=0)
         if panel.get_legend_handles_labels()[0]:
-            panel.legend(fontsize=8, frameon=False, ncols=4, loc="upper right")
+            # Beside the title, where no line is.
+            panel.legend(
+                fontsize=8, frameon=False, ncols=_FEW, loc="lower right", bbox_to_anchor=(1, 0.98)
+            )
     axes[-1].set_xlabel("update", fontsize=9, color=INK)
     return figure

@@ -72,7 +72,7 @@ def _section(record: Record) -> list[str]:
         f"### {record.title}\n",
         f"`{record.command}`\n",
         f"{_budget(record)}; {machine}; {versions}; commit {record.commit or 'unknown'}; "
-        f"{record.finished[:10]}; [record](../results/{record.recipe}.json)\n",
+        f"{record.finished[:10]}; `results/{record.recipe}.json`\n",
         record_table(record),
     ]
 

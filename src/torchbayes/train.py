@@ -11,25 +11,20 @@ import copy
 import dataclasses
 import math
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
 
 from torchbayes import distributed
-from torchbayes.data import Split
 from torchbayes.data.batch import batch_len, call, slice_batch, split_batch, to_device
-from torchbayes.data.loader import BatchLoader
 from torchbayes.data.order import EpochLoader
-from torchbayes.data.stream import StreamLoader
-from torchbayes.likelihood import Categorical, GaussianNoise, Likelihood, as_likelihood
+from torchbayes.interrupt import StopRequest, stop_requests
+from torchbayes.likelihood import Categorical, Likelihood
 from torchbayes.methods import Method, Plan, find_method
 from torchbayes.methods.base import check_options
 from torchbayes.nonfinite import TrainingError, first_nonfinite_layer, first_nonfinite_weight
@@ -40,6 +35,7 @@ from torchbayes.progress import NoProgress, Progress, RichProgress
 from torchbayes.run import RunError, RunFolder
 from torchbayes.schedule import Schedule
 from torchbayes.tracking import Logger
+from torchbayes.training_data import as_loader, check_data, device_of, likelihood_for
 
 __all__ = ["Run", "fit"]
 
@@ -151,9 +147,9 @@ def fit(
             made = made.to(device)
         rank, world = distributed.rank(), distributed.world_size()
         shard = (0, 1) if method_class.one_per_rank else (rank, world)
-        loader = _as_loader(train_set, batch_size, seed, transform, shard)
-        noise = _likelihood_for(loader, likelihood).to(_device_of(made))
-        _check_data(made, loader, noise)
+        loader = as_loader(train_set, batch_size, seed, transform, shard)
+        noise = likelihood_for(loader, likelihood).to(device_of(made))
+        check_data(made, loader, noise)
         if not method_class.one_per_rank:
             distributed.broadcast([*made.parameters(), *made.buffers()])
         torch.manual_seed(
@@ -163,7 +159,7 @@ def fit(
             train_size=loader.num_examples,
             epochs=epochs,
             steps_per_epoch=len(loader),
-            generator=torch.Generator(_device_of(made)).manual_seed(seed + 7_919 * (rank + 1)),
+            generator=torch.Generator(device_of(made)).manual_seed(seed + 7_919 * (rank + 1)),
             new_model=_factory(model, made),
             schedule=schedule,
             rank=rank,
@@ -227,7 +223,7 @@ class _Training:
     sums: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.device = _device_of(self.method.model)
+        self.device = device_of(self.method.model)
         self.shared = distributed.world_size() > 1 and not self.method.one_per_rank
         own = [p for p in self.method.likelihood.parameters() if p.requires_grad]
         # A noise level that is learned is the same for every method: an Adam of its own.
@@ -261,7 +257,7 @@ class _Training:
         method, steps = self.method, len(self.loader)
         epochs = method.epochs
         progress.start(method.name, epochs * steps, self.epoch * steps + self.batch)
-        with progress, _stop_requests() as stop:
+        with progress, stop_requests() as stop:
             while self.epoch < epochs:
                 started = time.monotonic()
                 method.begin_epoch(self.epoch)
@@ -389,7 +385,7 @@ class _Training:
     def _validate(self) -> dict[str, float]:
         """Scores of the current mean weights; the posterior is scored by `torchbayes evaluate`."""
         module, likelihood = self.method.module.eval(), self.method.likelihood
-        loader = _as_loader(self.validation, 512, 0, self.transform, (0, 1), shuffle=False)
+        loader = as_loader(self.validation, 512, 0, self.transform, (0, 1), shuffle=False)
         nll, correct, count = 0.0, 0.0, 0
         for batch in loader.batches(0):
             inputs, targets = split_batch(batch)
@@ -410,7 +406,7 @@ class _Training:
         for batch in self.loader.batches(self.epoch):
             yield to_device(split_batch(batch)[0], self.device)
 
-    def _pause(self, stop: _StopRequest) -> bool:
+    def _pause(self, stop: StopRequest) -> bool:
         """Whether to save now, because it is time or because someone wants to stop.
 
         Processes that share batches must agree: one that stops alone would leave the others waiting.
@@ -507,35 +503,6 @@ class _SkippedStep(Exception):
     """The gradient overflowed in float16: this update is left out."""
 
 
-@dataclass
-class _StopRequest:
-    requested: bool = False
-    signal: int = 0
-
-
-@contextlib.contextmanager
-def _stop_requests() -> Iterator[_StopRequest]:
-    """Turn Ctrl-C and SIGTERM into a wish to stop after the step; a second one stops at once."""
-    stop = _StopRequest()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-    before = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
-
-    def note(number: int, _frame: FrameType | None) -> None:
-        if stop.requested:
-            raise KeyboardInterrupt
-        stop.requested, stop.signal = True, number
-
-    try:
-        for number in before:
-            signal.signal(number, note)
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 @contextlib.contextmanager
 def _seeded(seed: int) -> Iterator[None]:
     """Seed torch's global generators inside the block and put them back after it."""
@@ -549,10 +516,6 @@ def _progress(progress: bool | Progress, rank: int) -> Progress:
     if isinstance(progress, Progress):
         return progress
     return RichProgress() if progress and rank == 0 else NoProgress()
-
-
-def _device_of(module: nn.Module) -> torch.device:
-    return next((p.device for p in module.parameters()), torch.device("cpu"))
 
 
 def _plain(option: Any) -> Any:
@@ -576,93 +539,6 @@ def _check_numbers(
         raise ValueError(f"clip_norm is {clip_norm:g}: expected a norm above 0")
     if amp is not None and amp not in _AMP:
         raise ValueError(f"amp is {amp!r}: expected bfloat16 or float16")
-
-
-def _as_loader(
-    data: Any,
-    batch_size: int,
-    seed: int,
-    transform: Callable[[Any, torch.Generator], Any] | None,
-    shard: tuple[int, int],
-    *,
-    shuffle: bool = True,
-) -> EpochLoader:
-    rank, world = shard
-    if isinstance(data, EpochLoader):
-        return data
-    if isinstance(data, Split):
-        data = (data.inputs, data.targets)
-    elif isinstance(data, TensorDataset):
-        data = data.tensors  # in memory: no need to gather example by example
-    if isinstance(data, (tuple, list)) and len(data) == 2:
-        inputs, targets = data
-        if isinstance(targets, Tensor):
-            return BatchLoader(
-                inputs, targets, batch_size, shuffle=shuffle, seed=seed, transform=transform,
-                rank=rank, world_size=world,
-            )  # fmt: skip
-    if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, Tensor):
-        return StreamLoader(
-            data, batch_size, shuffle=shuffle, seed=seed, transform=transform,
-            rank=rank, world_size=world, workers=0,
-        )  # fmt: skip
-    raise TypeError(
-        f"cannot train on a {type(data).__name__}: pass a pair of tensors (inputs, targets), a map-style "
-        "torch data set, or a torchbayes loader"
-    )
-
-
-def _likelihood_for(loader: EpochLoader, given: Any) -> Likelihood:
-    if given is not None:
-        return as_likelihood(given)
-    _, targets = split_batch(next(iter(loader.batches(0))))
-    if targets is not None and targets.is_floating_point():
-        return GaussianNoise(learned=True)
-    return Categorical()
-
-
-def _check_data(model: nn.Module, loader: EpochLoader, likelihood: Likelihood) -> None:
-    """See that a batch goes through the network and that the targets fit, before any training."""
-    inputs, targets = split_batch(next(iter(loader.batches(0))))
-    inputs = to_device(slice_batch(inputs, 0, 2), _device_of(model))
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        with torch.no_grad():
-            outputs = call(model, inputs)
-    except (RuntimeError, TypeError, ValueError) as error:
-        shape = tuple(inputs.shape) if isinstance(inputs, Tensor) else type(inputs).__name__
-        raise ValueError(
-            f"{type(model).__name__} cannot take inputs of shape {shape} ({str(error).splitlines()[0]}): "
-            "choose a model that fits the data"
-        ) from error
-    finally:
-        for module, mode in modes:
-            module.training = mode
-    if not isinstance(outputs, Tensor):
-        raise TypeError(
-            f"{type(model).__name__} returns a {type(outputs).__name__}: fit needs a module that returns one "
-            "tensor; wrap it in one that picks it out"
-        )
-    if isinstance(likelihood, Categorical):
-        known = getattr(loader, "targets", None)
-        _check_labels(known if isinstance(known, Tensor) else targets, outputs)
-
-
-def _check_labels(targets: Tensor | None, outputs: Tensor) -> None:
-    if targets is None:
-        raise ValueError("the training set has no targets: give pairs of inputs and targets")
-    if targets.is_floating_point():
-        raise ValueError(
-            f"targets are {targets.dtype}, which are not class labels: convert them to int64, or pass "
-            "likelihood=torchbayes.GaussianNoise(…) for regression"
-        )
-    classes = outputs.shape[1]
-    for bad in (int(targets.min()), int(targets.max())):
-        if not 0 <= bad < classes:
-            raise ValueError(
-                f"label {bad} is out of range: the network has {classes} classes, 0 to {classes - 1}"
-            )
 
 
 def _factory(

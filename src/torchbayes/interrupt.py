@@ -1,0 +1,43 @@
+"""Ctrl-C and SIGTERM as a wish to stop, so that a run can save itself first."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import FrameType
+
+__all__ = ["StopRequest", "stop_requests"]
+
+
+@dataclass
+class StopRequest:
+    """Whether someone has asked to stop, and by which signal."""
+
+    requested: bool = False
+    signal: int = 0
+
+
+@contextlib.contextmanager
+def stop_requests() -> Iterator[StopRequest]:
+    """Turn Ctrl-C and SIGTERM into a wish to stop after the step; a second one stops at once."""
+    stop = StopRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
+
+    def note(number: int, _frame: FrameType | None) -> None:
+        if stop.requested:
+            raise KeyboardInterrupt
+        stop.requested, stop.signal = True, number
+
+    try:
+        for number in before:
+            signal.signal(number, note)
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -27,8 +27,9 @@ format: $(VENV)/.installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/.installed  ## ratios, measured interleaved; see benchmarks/
-	$(BIN)/python benchmarks/fit_overhead.py
+bench: $(VENV)/.installed  ## ratios, measured interleaved, and the page of them; nothing else may run meanwhile
+	$(BIN)/python benchmarks/steps.py --memory --predict --json results/benchmarks.json
+	$(BIN)/python benchmarks/page.py
 
 docs: $(VENV)/.installed  ## the documentation, strictly: a broken link is an error
 	$(BIN)/mkdocs build --strict

@@ -1,7 +1,7 @@
 """docs/benchmarks.md and its charts from the figures in results/benchmarks.json.
 
-    python benchmarks/steps.py --memory --predict --json results/benchmarks.json
-    python benchmarks/page.py
+python benchmarks/steps.py --memory --predict --json results/benchmarks.json
+python benchmarks/page.py
 """
 
 from __future__ import annotations
@@ -84,7 +84,10 @@ def predictions(networks: dict[str, Any]) -> str:
     lines = ["| posterior | " + " | ".join(TITLES[name] for name in found) + " |"]
     lines.append("| --- |" + " ---: |" * len(found))
     for kind in ("Samples", "Gaussian"):
-        cells = [f"{r[kind]['ratio']:.2f} [{r[kind]['low']:.2f}, {r[kind]['high']:.2f}]" for r in found.values()]
+        cells = [
+            f"{r[kind]['ratio']:.2f} [{r[kind]['low']:.2f}, {r[kind]['high']:.2f}]"
+            for r in found.values()
+        ]
         lines.append(f"| {kind} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
@@ -92,7 +95,9 @@ def predictions(networks: dict[str, Any]) -> str:
 def chart(networks: dict[str, Any]) -> Figure:
     """Bars of every method with the floor and the plain optimiser as lines."""
     figure = Figure(figsize=(12, 6.4), layout="constrained")
-    for axes, (name, net) in zip(figure.subplots(1, len(networks), sharey=True), networks.items(), strict=True):
+    for axes, (name, net) in zip(
+        figure.subplots(1, len(networks), sharey=True), networks.items(), strict=True
+    ):
         rows = {key: row for key, row in net["steps"].items() if key not in BARE}
         values = [row["ratio"] for row in rows.values()]
         colours = ["#0072b2" if row["to"] == "Adam" else "#009e73" for row in rows.values()]

@@ -41,7 +41,14 @@ NETWORKS: dict[str, tuple[Callable[[int], nn.Module], int, tuple[int, ...]]] = {
     "resnet18": (lambda _: resnet18(stem="cifar"), 32, (3, 32, 32)),
 }
 BARE = ("forward and backward", "Adam", "Adam, fused", "SGD", "SGD, fused")
-TO_SGD = {"sgld", "psgld", "sghmc", "sgnht", "atmc", "hypernet"}  # the others are compared with Adam
+TO_SGD = {
+    "sgld",
+    "psgld",
+    "sghmc",
+    "sgnht",
+    "atmc",
+    "hypernet",
+}  # the others are compared with Adam
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (name, {}) for name in METHODS if name != "ensemble"},  # whose step is map's
     "bbb flipout": ("bbb", {"estimator": "flipout"}),

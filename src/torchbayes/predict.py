@@ -28,7 +28,7 @@ __all__ = ["predictive"]
 
 # One forward pass is done in pieces of about this much activation memory. Larger pieces leave the cache
 # and make the allocator map fresh pages for every layer: on the build machine 1,000 images through
-# LeNet-5 take 1.3 × the time of the same images in pieces (benchmarks/predict.py).
+# LeNet-5 take 1.3 × the time of the same images in pieces (benchmarks/steps.py --predict).
 _CPU_PIECE = 8 << 20
 # Draws run together through vmap where a single draw's pass is so small that Python is what costs: few
 # activations, and few weights too, because the draws have to be copied side by side. With 500 kB of

@@ -45,10 +45,10 @@ def sgnht_update(
     *, h: float, m: float, c: float, d: float, n: float, delta: float,
 ) -> None:  # fmt: skip
     """One update with a thermostat per weight, in place in θ, p and ξ; ∇U is n·grad + δθ."""
-    beta = slow_friction(torch.add(xi, d, out=work[0]), p, work[1], m=m, c=c)  # β = D + ξ
-    beta.masked_fill_(beta == 0, TINY)
+    minus_beta = torch.sub(xi.new_tensor(-d), xi, out=work[0])  # −β = −(D + ξ)
+    slow_friction(minus_beta, p, work[1], m=m, c=c).sub_(TINY)  # rounds to itself unless it is 0
     # Eq. (10) with α = D.
-    momentum_update(theta, p, grad, eta, -d, beta, work[1], h=h, m=m, n=n, delta=delta)
+    momentum_update(theta, p, grad, eta, -d, minus_beta, work[1], h=h, m=m, n=n, delta=delta)
     drift(theta, p, xi, work, h=h, m=m, c=c)  # Eq. (9)
 
 

@@ -53,15 +53,25 @@ def momentum_update(
     """The momentum after a time h, in place; `beta` and `out` are used up. ∇U is n·grad + δθ.
 
     p ← e^(−βh) p − (1−e^(−βh))/β ∇U + √(αm(1−e^(−2βh))/β) η
+
+    Every pass over memory counts here. With one α for all weights, `beta` is −β: what is under the root is
+    then positive as it is, and α goes outside.
     """
-    decay = torch.mul(beta, -h, out=out).expm1_()  # e^(−βh) − 1
-    gain = torch.div(decay, beta, out=beta)  # −(1 − e^(−βh))/β
-    p.addcmul_(decay, p).addcmul_(gain, grad, value=n)
+    one = not isinstance(minus_alpha, Tensor)
+    decay = torch.mul(beta, h if one else -h, out=out).expm1_()  # e^(−βh) − 1
+    gain = torch.div(decay, beta, out=beta)  # ∓(1 − e^(−βh))/β
+    sign = -1.0 if one else 1.0
+    p.addcmul_(decay, p).addcmul_(gain, grad, value=sign * n)
     if delta != 0:
-        p.addcmul_(gain, theta, value=delta)
-    # α(1 − e^(−2βh))/β, because 1 − e^(−2βh) is −decay (2 + decay)
-    spread = decay.add_(2).mul_(gain).mul_(minus_alpha).sqrt_()
-    p.addcmul_(spread, eta, value=math.sqrt(m))  # Eqs. (10) and (11)
+        p.addcmul_(gain, theta, value=sign * delta)
+    # ∓(1 − e^(−2βh))/(2β), because 1 − e^(−2βh) is −decay (2 + decay)
+    spread = gain.addcmul_(gain, decay, value=0.5)
+    scale = 2 * m
+    if isinstance(minus_alpha, Tensor):
+        spread.mul_(minus_alpha)
+    else:
+        scale *= -minus_alpha
+    p.addcmul_(spread.sqrt_(), eta, value=math.sqrt(scale))  # Eqs. (10) and (11)
 
 
 def steady_momentum_update(

@@ -453,3 +453,31 @@ def test_no_draw_and_no_global_randomness_in_deterministic_ones() -> None:
             assert_equal(weights(net), before)
         assert torch.equal(torch.rand(2), expected)
         assert isinstance(optimizer.posterior(), Posterior)
+
+
+def test_a_weight_of_a_penalty_alone_does_not_change_the_others_curvature() -> None:
+    class Penalised(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(2))  # before the layer, and no use on data
+            self.layer = nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x)
+
+    torch.manual_seed(0)
+    model, x, y = Penalised(), torch.randn(8, 3), torch.randint(2, (8,))
+    squares = torch.zeros(2, 3)
+    for i in range(8):
+        loss = F.cross_entropy(model(x[i : i + 1]), y[i : i + 1])
+        squares += torch.autograd.grad(loss, model.layer.weight)[0] ** 2 / 8
+    optimizer = OGN(model, 0.1, train_size=100)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y) + model.scale.square().sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    torch.testing.assert_close(optimizer.state[model.layer.weight]["precision"], squares)

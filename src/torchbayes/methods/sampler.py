@@ -242,7 +242,9 @@ class SamplerMethod(Method):
     def _trace(self, sampler: Sampler, loss: Tensor) -> None:
         if self.stack is None:
             number = self._number(self.chain)
-            row = self._tracer.row(sampler, float(loss), chain=number, update=self.updates + 1)
+            row = self._tracer.row(
+                sampler, float(loss.detach()), chain=number, update=self.updates + 1
+            )
             self.traces.append(row)
             return
         for chain in self.stack.alive.nonzero().flatten().tolist():

@@ -318,9 +318,11 @@ class VOGN(WeightOptimizer):
     ) -> None:
         precisions = [self._precision(group, p) for p in params]
         squares = [self._square(p, statistics) for p in params]
+        known = (statistics.factor("square", p) for p in params if statistics.has("square", p))
+        factor = next(known, 1.0)  # the same for all: they are of the same examples
         lists = [
             [p.detach() for p in params], [self.state[p]["momentum"] for p in params], precisions,
-            [statistics.value("gradient", p) for p in params], [h for h, _ in squares],
+            [statistics.value("gradient", p) for p in params], squares,
             *self._own_prior(group, params, fixed),
         ]  # fmt: skip
         for u, (mu, m, s, g, h, *own) in self._blocks(lists):
@@ -328,16 +330,16 @@ class VOGN(WeightOptimizer):
                 mu, m, s, g, h, u, alpha=group["lr"], beta1=self._beta1(group),
                 beta2=1.0 if first else group["betas"][1],  # without a start, s is the first ĥ
                 delta=own[0] if own else self._delta(group, fixed), gamma=group["damping"],
-                prior_mean=own[1] if own else None, h_factor=squares[0][1],
+                prior_mean=own[1] if own else None, h_factor=factor,
             )  # fmt: skip
         for p in params:
             self.state[p]["step"] += 1
 
-    def _square(self, p: Tensor, statistics: Statistics) -> tuple[Tensor, float]:
+    def _square(self, p: Tensor, statistics: Statistics) -> Tensor:
         if statistics.has("square", p):
-            return statistics.tensors["square", id(p)], statistics.factor("square", p)
+            return statistics.tensors["square", id(p)]
         # A weight with a gradient but no use on data, such as one in a penalty only, has no curvature.
-        return torch.zeros_like(p, requires_grad=False), 1.0
+        return torch.zeros_like(p, requires_grad=False)
 
     def _std(self) -> Weights:
         """The standard deviations of the random weights."""

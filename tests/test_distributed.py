@@ -10,12 +10,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import torchbayes as tb
 from torchbayes.experiment import TrainedRun
+from torchbayes.interrupt import StopRequest
+from torchbayes.train import _Training
 
 SMALL = ["--data", "digits", "--model", "mlp", "--model-set", "hidden=[16]", "--batch-size", "64"]
 
@@ -201,6 +204,20 @@ def test_ctrl_c_on_one_process_stops_both_at_the_same_step(tmp_path: Path) -> No
     assert "saved in" in errors
     assert "torchbayes/train.py" not in errors  # torchrun's own traceback, not ours
     assert torch.load(run / "checkpoint.pt", weights_only=True)["epoch"] >= 1
+
+
+def test_a_signal_during_the_exchange_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    stop = StopRequest()
+    training = SimpleNamespace(folder=None, shared=True)
+
+    def exchange(flags: list[bool]) -> list[bool]:
+        sent = list(flags)
+        stop.requested = True  # as the handler does, while the processes talk
+        return sent
+
+    monkeypatch.setattr("torchbayes.distributed.any_of", exchange)
+    assert _Training._pause(training, stop) == (False, False)  # the others know nothing of it yet
+    assert _Training._pause(training, stop) == (True, True)
 
 
 LEARNED_NOISE = """

@@ -266,17 +266,18 @@ class _Training:
                     self._update(*split_batch(batch))
                     self.batch += 1
                     progress.advance(self.sums["loss"] / self.batch)
-                    if self._pause(stop):
+                    save, end = self._pause(stop)
+                    if save:
                         now = time.monotonic()
                         self.seconds, started = self.seconds + now - started, now
                         self._save()
-                        if stop.requested:
-                            self._stopped(stop.signal)
+                    if end:
+                        self._stopped(stop.signal)
                 method.end_epoch(self.epoch, self._training_batches())
                 self.seconds += time.monotonic() - started
                 self._log_epoch()
                 self.epoch, self.batch, self.sums = self.epoch + 1, 0, {}
-                if self._pause(stop) or self.epoch == epochs:
+                if self._pause(stop)[0] or self.epoch == epochs:
                     self._save()
 
     def _update(self, inputs: Any, targets: Tensor | None) -> None:
@@ -406,17 +407,19 @@ class _Training:
         for batch in self.loader.batches(self.epoch):
             yield to_device(split_batch(batch)[0], self.device)
 
-    def _pause(self, stop: StopRequest) -> bool:
-        """Whether to save now, because it is time or because someone wants to stop.
+    def _pause(self, stop: StopRequest) -> tuple[bool, bool]:
+        """Whether to save now, and whether to stop after it.
 
-        Processes that share batches must agree: one that stops alone would leave the others waiting.
+        Processes that share batches must agree: one that stops alone would leave the others waiting. A
+        signal that comes while they exchange their wishes counts at the next update.
         """
+        wanted = stop.requested
         due = self.folder is not None and (
             time.monotonic() - self._saved_at >= self.checkpoint_seconds
         )
         if self.shared:
-            stop.requested, due = distributed.any_of([stop.requested, due])
-        return stop.requested or due
+            wanted, due = distributed.any_of([wanted, due])
+        return wanted or due, wanted
 
     def _save(self) -> None:
         self._saved_at = time.monotonic()

@@ -4,7 +4,7 @@ Left with exact gradients: every sampler's error falls with its step. Right with
 SGLD and SGHMC take it for their own and get too wide; the thermostats of SGNHT and ATMC find it and take it
 out. Chains are worth some 8,000 draws, so an error of 3 % may be chance.
 
-Run: python examples/sampler_bias.py     (writes docs/images/sampler_bias.png, in about two minutes)
+Run: python benchmarks/sampler_bias.py     (writes docs/images/sampler_bias.png, in about two minutes)
 """
 
 from __future__ import annotations

@@ -214,10 +214,11 @@ def main() -> None:
         place = stored["networks"].setdefault(network, {})
         names = list(VARIANTS) if arguments.method is None else arguments.method
         place.setdefault("steps", {}).update(measure(network, names, arguments))
+        place["rounds"] = arguments.rounds
         if arguments.predict:
             place["prediction"] = prediction(network, max(3, arguments.rounds // 3))
             show(f"{network}: 32 draws of 1,000 inputs", place["prediction"])
-    stored |= provenance() | {"threads": arguments.threads, "rounds": arguments.rounds}
+    stored |= provenance() | {"threads": arguments.threads}
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
 

@@ -60,8 +60,8 @@ def results_page(claims: Sequence[Claim], records: Mapping[str, Record]) -> str:
 def _budget(record: Record) -> str:
     count = len(record.seeds)
     shared = record.settings.get("epochs")
-    every: set[int] = {own.get("epochs", shared) for own in record.own.values()}
-    found = sorted(number for number in every if number is not None)
+    asked = (own.get("epochs", shared) for own in record.own.values())
+    found = sorted({int(number) for number in asked if number is not None})
     epochs = " to ".join(str(number) for number in dict.fromkeys([*found[:1], *found[-1:]]))
     parts = [f"{epochs} epochs" if epochs else "", f"{count} seed{'s' if count > 1 else ''}"]
     minutes = f"{record.seconds / 60:.0f} min"

@@ -47,3 +47,7 @@ def test_unknown_recipe_names_the_known_ones() -> None:
     assert find_recipe("demo/digits").is_file()
     with pytest.raises(ValueError, match="demo/digits"):
         find_recipe("demo/digit")
+
+
+def test_the_demo_names_every_method() -> None:
+    assert recipe_settings(find_recipe("demo/digits"))["methods"].keys() == METHODS.keys()

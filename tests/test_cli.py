@@ -12,8 +12,11 @@ import torch
 from PIL import Image
 from sklearn.metrics import log_loss, roc_auc_score
 
+import torchbayes as tb
 from torchbayes.cli import main
+from torchbayes.data.transform import Normalise
 from torchbayes.evaluate import Predictions
+from torchbayes.experiment import TrainedRun
 from torchbayes.methods import METHODS
 from torchbayes.models import MODELS
 
@@ -86,6 +89,17 @@ def test_compare_writes_results_and_a_page(run, tmp_path: Path) -> None:
     entropy = torch.cat([saved.test.entropy, saved.ood.entropy]).numpy()
     foreign = np.r_[np.zeros(len(saved.probs)), np.ones(len(saved.ood_probs))]
     assert first["auroc_ood"] == pytest.approx(roc_auc_score(foreign, entropy), abs=1e-6)
+    trained = TrainedRun(tmp_path / "c" / first["folder"])
+    noise = torch.randint(
+        256, (2000, 1, 8, 8), generator=torch.Generator().manual_seed(0), dtype=torch.uint8
+    )
+    blank = trained.predict(
+        Normalise(trained.data.mean, trained.data.std)(noise, torch.Generator())
+    )
+    assert isinstance(blank, tb.ClassPredictive)
+    entropy = torch.cat([saved.test.entropy, blank.entropy]).numpy()
+    foreign = np.r_[np.zeros(len(saved.probs)), np.ones(2000)]
+    assert first["auroc_noise"] == pytest.approx(roc_auc_score(foreign, entropy), abs=1e-6)
     # A second call keeps what is there.
     before = (tmp_path / "c" / "runs" / "map-0" / "checkpoint.pt").stat().st_mtime_ns
     assert run("compare", "--data", "digits", "--out", tmp_path / "c")[0] == 2

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from torchbayes import distributed, metrics
 from torchbayes.cost import peak_memory, stored_numbers
-from torchbayes.data import DataSet, OutOfDistribution, load_data, make_loader, ood_for
+from torchbayes.data import DataSet, OutOfDistribution, load_data, make_loader, noise_for, ood_for
 from torchbayes.data.transform import Normalise
 from torchbayes.evaluate import Predictions, RegressionPredictions
 from torchbayes.growing import Growing, GrowingPredictive
@@ -387,17 +387,23 @@ class TrainedRun:
         folder = self.files.path / "last" if last else self.files.path
         folder.mkdir(exist_ok=True)
         predictions: Predictions | RegressionPredictions
+        extra: dict[str, float] = {}
         if isinstance(test, ClassPredictive) and isinstance(other, ClassPredictive):
             predictions = Predictions.of(test, targets, other)
             predictions.save(folder / "predictions.npz")
             if isinstance(test, GrowingPredictive):
                 _write_json(folder / "draws.json", _course(test, targets))
+            noise = noise_for(data)
+            if noise is not None:
+                blank = self.predict(normalise(noise.inputs, torch.Generator()), samples, last=last)
+                assert isinstance(blank, ClassPredictive)
+                extra["auroc_noise"] = metrics.auroc(test.entropy, blank.entropy)
         else:
             assert isinstance(test, RegressionPredictive)
             assert isinstance(other, RegressionPredictive)
             predictions = RegressionPredictions.of(test, targets, other)
             predictions.save(folder / "regression.npz")
-        scores = {key: _finite(value) for key, value in predictions.scores().items()}
+        scores = {key: _finite(value) for key, value in (predictions.scores() | extra).items()}
         rows = self.files.read_metrics()
         scores["seconds"] = float(rows[-1]["seconds"]) if rows else None
         scores["parameters"] = float(sum(p.numel() for p in self.model.parameters()))

@@ -18,6 +18,7 @@ from torchbayes.data import (
     Split,
     load_data,
     make_loader,
+    noise_for,
     ood_for,
 )
 from torchbayes.data.dataset import hold_out
@@ -184,3 +185,18 @@ def test_a_streamed_folder_has_a_stand_in_too(tmp_path: Path) -> None:
             Image.new("RGB", (8, 8), (i, i, i)).save(tmp_path / name / f"{i}.png")
     data = load_data(f"folder:{tmp_path}", stream=True)
     assert ood_for(data).inputs.shape == (2, 3, 8, 8)
+
+
+def test_noise_is_fixed_and_every_pixel_is_its_own() -> None:
+    digits = load_data("digits")
+    noise = noise_for(digits)
+    assert noise is not None
+    assert torch.equal(noise.inputs, noise_for(digits).inputs)  # type: ignore[union-attr]
+    pixels = noise.inputs.double().flatten(1)
+    assert pixels.shape == (2000, 64)
+    # A uniform whole number from 0 to 255 has mean 127.5 and standard deviation 73.9; 128,000 pixels.
+    assert abs(float(pixels.mean()) - 127.5) < 4 * 73.9 / 128_000**0.5
+    assert float(pixels.std()) == pytest.approx((256**2 - 1) ** 0.5 / 12**0.5, rel=0.01)
+    neighbours = torch.corrcoef(torch.stack([pixels[:, :-1].flatten(), pixels[:, 1:].flatten()]))
+    assert abs(float(neighbours[0, 1])) < 4 / 126_000**0.5
+    assert noise_for(load_data("moons")) is None

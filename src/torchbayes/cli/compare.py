@@ -32,6 +32,7 @@ _COLUMNS = {
     "ece": ("ECE ↓", False, 4),
     "auroc_misclassification": ("AUROC err ↑", True, 3),
     "auroc_ood": ("AUROC OOD ↑", True, 3),
+    "auroc_noise": ("AUROC noise ↑", True, 3),
     "seconds": ("time s", None, 1),
 }
 

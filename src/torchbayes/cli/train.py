@@ -35,6 +35,7 @@ _SHOWN = {
     "brier": "Brier",
     "auroc_misclassification": "AUROC wrong",
     "auroc_ood": "AUROC OOD",
+    "auroc_noise": "AUROC noise",
     "seconds": "seconds",
 }
 

@@ -15,7 +15,7 @@ from torchbayes.data.error import DataError
 from torchbayes.data.folder import ImageFolder
 from torchbayes.data.images import read_image
 from torchbayes.data.loader import BatchLoader
-from torchbayes.data.ood import OutOfDistribution, ood_for
+from torchbayes.data.ood import OutOfDistribution, noise_for, ood_for
 from torchbayes.data.stream import StreamLoader
 from torchbayes.data.transform import Chain, Normalise, PadCropFlip
 
@@ -39,6 +39,7 @@ __all__ = [
     "corrupt",
     "load_data",
     "make_loader",
+    "noise_for",
     "ood_for",
     "read_image",
     "slice_batch",

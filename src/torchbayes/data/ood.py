@@ -12,7 +12,7 @@ from torchbayes.data.dataset import DataSet, Split
 from torchbayes.data.datasets import DATASETS
 from torchbayes.data.images import read_images
 
-__all__ = ["OutOfDistribution", "ood_for", "shuffle_patches"]
+__all__ = ["OutOfDistribution", "noise_for", "ood_for", "shuffle_patches"]
 
 _GRIDS = (4, 5, 3, 7, 2)
 _STREAMED = 2000
@@ -81,6 +81,27 @@ def ood_for(data: DataSet, data_dir: str | Path | None = None) -> OutOfDistribut
         f"points 4 to 6 standard deviations from the mean of {data.name} "
         "(a stand-in made without another data set)",
     )
+
+
+def noise_for(data: DataSet, count: int = 2000) -> OutOfDistribution | None:
+    """Give images of `data`'s shape that show nothing: every pixel of its own, uniform from 0 to 255.
+
+    They are fixed: every call gives the same. Data that are no images have none.
+
+    Args:
+        data: The data set that a network was trained on.
+        count: How many.
+
+    Example:
+        >>> from torchbayes.data import load_data
+        >>> noise_for(load_data("digits"), 5).inputs.shape
+        torch.Size([5, 1, 8, 8])
+    """
+    if len(data.shape) != 3:
+        return None
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(256, (count, *data.shape), generator=generator, dtype=torch.uint8)
+    return OutOfDistribution("noise", images, "every pixel of its own, uniform from black to white")
 
 
 def shuffle_patches(images: Tensor, generator: torch.Generator) -> Tensor:

@@ -27,6 +27,7 @@ _SCORES = {
     "ece": ("ECE", ".4f"),
     "auroc_misclassification": ("AUROC errors", ".3f"),
     "auroc_ood": ("AUROC OOD", ".3f"),
+    "auroc_noise": ("AUROC noise", ".3f"),
     "rmse": ("RMSE", ".4f"),
     "seconds": ("training s", ".0f"),
 }

@@ -198,6 +198,15 @@ COLUMNS: tuple[Column, ...] = (
         main=False,
     ),
     Column(
+        "auroc_noise",
+        "AUROC noise",
+        _FOREIGN,
+        True,
+        _area,
+        "How well entropy tells images of pure noise, every pixel of its own, from test images. They look "
+        "easy to notice, and yet a network can be sure about them.",
+    ),
+    Column(
         "fpr95_ood",
         "FPR95",
         _FOREIGN,

@@ -79,6 +79,40 @@ def test_run_records_and_the_page_follows(folder: Path) -> None:
         call("results", "--check")
 
 
+STRATEGIES = """
+title = "Two strategies"
+data = "digits"
+model = "wrn-10-1"
+method = "hypernet"
+after = ["average"]
+epochs = 1
+samples = 1
+examples = 64
+
+[rows.block-wise]
+options = { strategy = "block-wise", latent_dim = 2, hidden_dim = 2, draws = 1 }
+
+[rows.layer-wise]
+options = { strategy = "layer-wise", latent_dim = 2, hidden_dim = 2, draws = 1 }
+"""
+
+
+def test_every_strategy_is_averaged_in_its_own_way(folder: Path) -> None:
+    (folder / "recipes" / "tiny" / "strategies.toml").write_text(STRATEGIES)
+    call("run", "tiny/strategies")
+    rows = json.loads((folder / "results" / "tiny" / "strategies.json").read_text())["rows"]
+    runs = folder / "runs" / "recipes" / "tiny" / "strategies" / "runs"
+    own = {"block-wise": ("parallelizing", (1, 4, 16)), "layer-wise": ("widening", (1, 4))}
+    for name, (how, times) in own.items():
+        found = json.loads((runs / f"{name}-0" / f"average-{how}.json").read_text())
+        assert [row["times"] for row in found["rows"]] == list(times)
+        for row in found["rows"]:
+            assert rows[name][f"x{row['times']}_error"]["mean"] == row["error"]
+        whole = json.loads((runs / f"{name}-0" / "average-branching.json").read_text())
+        assert rows[name]["quadruple_faults"]["mean"] == whole["quadruple_faults"][4]
+        assert rows[name]["correlation_between"]["mean"] == found["correlations"]["between"]
+
+
 def test_list_and_show(folder: Path) -> None:
     assert json.loads(call("list", "--json")) == [
         {"name": "tiny/digits", "title": "A tiny network", "from": "Nobody's"}

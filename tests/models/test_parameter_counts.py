@@ -81,6 +81,22 @@ def test_mlp_of_bayes_by_backprop_has_2_4_million_weights() -> None:
     assert round(count(model) / 1e6, 1) == 2.4  # Blundell et al. 2015, Table 2
 
 
+@pytest.mark.parametrize(
+    ("name", "widths"),
+    [
+        ("vgg11", (8, 16, 32, 32, 64, 64, 64, 64)),
+        ("vgg16", (8, 8, 16, 16, 32, 32, 32, 64, 64, 64, 64, 64, 64)),
+    ],
+)
+def test_narrow_vgg_layer_by_layer(name: str, widths: tuple[int, ...]) -> None:
+    """An eighth of the channels of configurations A and D, Simonyan and Zisserman 2015, Table 1."""
+    model = build_model(name, input_shape=(3, 32, 32), num_classes=10, width=8)
+    layers = sum(9 * i * o + 3 * o for i, o in pairwise((3, *widths)))  # bias, and batch norm's two
+    assert count(model) == layers + 65 * 10
+    with pytest.raises(ValueError, match="width"):
+        build_model(name, input_shape=(3, 32, 32), num_classes=10, width=0)
+
+
 def conv(inputs: int, outputs: int, kernel: int) -> int:
     return inputs * outputs * kernel**2
 

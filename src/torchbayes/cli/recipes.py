@@ -29,7 +29,7 @@ from torchbayes.evidence import (
 )
 from torchbayes.experiment import recipe_settings
 from torchbayes.recipes import claims_file, find_recipe, recipe_names
-from torchbayes.run import read_toml
+from torchbayes.run import RunFolder, read_toml
 from torchbayes.storage import write_text
 
 __all__ = ["app"]
@@ -138,22 +138,42 @@ def _pruned(run: Path, data_dir: Path | None) -> dict[str, float]:
     return {f"pruned_{100 * row['fraction']:g}_error": row["error"] for row in rows}
 
 
+# How draws of each of the hypernetwork's strategies are averaged (section 3.4 of its paper), and how many.
+# Sixteen times the channels are 256 times the work, so widening ends at four.
+_OWN_AVERAGE = {
+    "block-wise": ("parallelizing", (1, 4, 16)),
+    "layer-wise": ("widening", (1, 4)),
+}
+
+
 def _averaged(run: Path, data_dir: Path | None) -> dict[str, float]:
-    """Error, NLL and ECE of 1, 4 and 16 draws averaged, and how they err together."""
-    file = run / "average-branching.json"
-    found = (
-        json.loads(file.read_text("utf-8")) if file.exists() else averaged(run, data_dir=data_dir)
-    )
+    """Error, NLL and ECE of 1, 4 and 16 draws averaged, and how four of them err together."""
+    strategy = RunFolder(run).read_config()["options"].get("strategy")
+    how, counts = _OWN_AVERAGE.get(strategy, ("branching", (1, 4, 16)))
+    found = _average_once(run, how, counts, data_dir)
+    # Whether networks err together is a matter of whole networks, whatever is averaged.
+    whole = found if how == "branching" else _average_once(run, "branching", (4,), data_dir)
     scores: dict[str, float] = {}
     for row in found["rows"]:
         for name in ("error", "nll", "ece"):
             scores[f"x{row['times']}_{name}"] = row[name]
-    if "quadruple_faults" in found:
-        scores["quadruple_faults"] = found["quadruple_faults"][4]
+    if "quadruple_faults" in whole:
+        scores["quadruple_faults"] = whole["quadruple_faults"][4]
     for name, value in found.get("correlations", {}).items():
         if isinstance(value, float):
             scores[f"correlation_{name}"] = value
     return scores
+
+
+def _average_once(
+    run: Path, how: str, counts: tuple[int, ...], data_dir: Path | None
+) -> dict[str, Any]:
+    """The averages of a run, from its folder if they are there."""
+    file = run / f"average-{how}.json"
+    if file.exists():
+        kept: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        return kept
+    return averaged(run, how, counts, data_dir=data_dir)
 
 
 _AFTER = {"prune": _pruned, "average": _averaged}

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from ._init import kaiming_fan_out_
 from ._input import require_images, require_positive
 
-# Widths of the convolutions in each stage; every stage ends with 2×2 max pooling.
-_VGG11 = ((64,), (128,), (256, 256), (512, 512), (512, 512))
-_VGG16 = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
+# Convolutions in each stage; every stage ends with 2×2 max pooling.
+_VGG11 = (1, 1, 2, 2, 2)
+_VGG16 = (2, 2, 3, 3, 3)
+_WIDTHS = (1, 2, 4, 8, 8)  # of the stages, in multiples of the first one's
 
 
 class VGG(nn.Module):
@@ -25,23 +26,24 @@ class VGG(nn.Module):
 
     def __init__(
         self,
-        stages: Sequence[Sequence[int]],
+        stages: Sequence[int],
         num_classes: int,
         in_channels: int,
         batch_norm: bool,
+        width: int,
     ) -> None:
         super().__init__()
-        require_positive(num_classes=num_classes, in_channels=in_channels)
+        require_positive(num_classes=num_classes, in_channels=in_channels, width=width)
         self.in_channels = in_channels
         layers: list[nn.Module] = []
         channels = in_channels
-        for stage in stages:
-            for width in stage:
-                layers.append(nn.Conv2d(channels, width, 3, padding=1))
+        for convolutions, multiple in zip(stages, _WIDTHS, strict=True):
+            for _ in range(convolutions):
+                layers.append(nn.Conv2d(channels, multiple * width, 3, padding=1))
+                channels = multiple * width
                 if batch_norm:
-                    layers.append(nn.BatchNorm2d(width))
+                    layers.append(nn.BatchNorm2d(channels))
                 layers.append(nn.ReLU())
-                channels = width
             # Rounding up keeps 28×28 images alive (28-14-7-4-2-1); 32×32 divides evenly.
             layers.append(nn.MaxPool2d(2, ceil_mode=True))
         self.features = nn.Sequential(*layers)
@@ -58,7 +60,9 @@ class VGG(nn.Module):
         return logits
 
 
-def vgg11(num_classes: int = 10, in_channels: int = 3, batch_norm: bool = True) -> VGG:
+def vgg11(
+    num_classes: int = 10, in_channels: int = 3, batch_norm: bool = True, width: int = 64
+) -> VGG:
     """Build VGG-11 for small images; with batch norm this is the VGG-11-BN of the HWA experiments.
 
     Convolutions start from N(0, 2 / fan_out), the linear layer from N(0, 0.01²), biases from 0.
@@ -67,6 +71,7 @@ def vgg11(num_classes: int = 10, in_channels: int = 3, batch_norm: bool = True) 
         num_classes: Number of classes.
         in_channels: Channels of the images.
         batch_norm: Whether batch norm follows every convolution, as in the common CIFAR ports.
+        width: Channels of the first stage; the others have 2, 4, 8 and 8 times as many.
 
     Returns:
         The network, for images of any size.
@@ -76,10 +81,12 @@ def vgg11(num_classes: int = 10, in_channels: int = 3, batch_norm: bool = True) 
         >>> vgg11(in_channels=1)(torch.zeros(2, 1, 28, 28)).shape
         torch.Size([2, 10])
     """
-    return VGG(_VGG11, num_classes, in_channels, batch_norm)
+    return VGG(_VGG11, num_classes, in_channels, batch_norm, width)
 
 
-def vgg16(num_classes: int = 10, in_channels: int = 3, batch_norm: bool = True) -> VGG:
+def vgg16(
+    num_classes: int = 10, in_channels: int = 3, batch_norm: bool = True, width: int = 64
+) -> VGG:
     """Build VGG-16 for small images; arguments and initialisation as :func:`vgg11`.
 
     Example:
@@ -87,4 +94,4 @@ def vgg16(num_classes: int = 10, in_channels: int = 3, batch_norm: bool = True) 
         >>> vgg16()(torch.zeros(2, 3, 32, 32)).shape
         torch.Size([2, 10])
     """
-    return VGG(_VGG16, num_classes, in_channels, batch_norm)
+    return VGG(_VGG16, num_classes, in_channels, batch_norm, width)

@@ -97,7 +97,7 @@ def test_the_stationary_spread_of_the_momentum_has_the_factor_m(c: float) -> Non
     generator = torch.Generator().manual_seed(0)
     p, xi = (torch.zeros(count, dtype=torch.float64) for _ in range(2))
     theta, zero = torch.zeros_like(p), torch.zeros_like(p)
-    work = [torch.empty_like(p) for _ in range(3)]
+    work = [torch.empty_like(p) for _ in range(ATMC.work)]
     for _ in range(150):  # e^(−2·10·0.01·150) is nothing
         xi.zero_()
         eta = torch.randn(count, dtype=torch.float64, generator=generator)

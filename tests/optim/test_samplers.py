@@ -324,7 +324,7 @@ def test_atmc_is_finite_and_never_amplifies(
     """At ξ = 0, β → 0, h = 0 and far from them; without force and noise the momentum only shrinks."""
     dtype = torch.float64 if double else torch.float32
     values = [torch.full((3,), v, dtype=dtype) for v in (0.5, p, xi, grad, 0.7)]
-    work = [torch.empty(3, dtype=dtype) for _ in range(3)]
+    work = [torch.empty(3, dtype=dtype) for _ in range(ATMC.work)]
     atmc_update(*values, work, h=h, m=11.1, c=c, d=d, n=1.0, delta=0.0)
     assert all(bool(torch.isfinite(v).all()) for v in values)
     values = [torch.full((3,), v, dtype=dtype) for v in (0.5, p, xi, 0.0, 0.0)]

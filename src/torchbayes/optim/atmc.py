@@ -26,11 +26,10 @@ from torchbayes.optim.base import check_number
 from torchbayes.optim.momentum import friction_of, mass_of, speed_limit_of
 from torchbayes.optim.sampler import Block, Sampler
 from torchbayes.optim.thermostat import (
-    TINY,
     drift,
+    friction_in_a_step,
     is_relativistic,
     momentum_update,
-    slow_friction,
     steady_momentum_update,
 )
 from torchbayes.prior import Prior
@@ -45,15 +44,15 @@ def atmc_update(
     """One iteration of Algorithm 1, in place in θ, p and ξ; ∇U is n·grad + δθ."""
     if not is_relativistic(c) and float(xi.max()) <= d:
         # No thermostat is above D: all weights have the friction D, and one number serves for its e^(−Dh).
-        alpha = torch.mul(xi, -1, out=work[2]).add_(d)  # line 7
+        alpha = torch.sub(xi.new_tensor(d), xi, out=work[2])  # line 7
         # Lines 8 to 10.
         steady_momentum_update(theta, p, grad, eta, alpha, d, h=h, m=m, n=n, delta=delta)
     else:
-        beta = torch.clamp_min(xi, d, out=work[0])  # line 8: β = α + ξ = max(D, ξ)
-        minus_alpha = torch.sub(xi, beta, out=work[2])  # line 7: α = max(D − ξ, 0) = β − ξ
-        slow_friction(beta, p, work[1], m=m, c=c).clamp_min_(TINY)
+        beta = torch.clamp_min(xi, d, out=work[3])  # line 8: β = α + ξ = max(D, ξ)
+        alpha = torch.sub(beta, xi, out=work[2])  # line 7: α = max(D − ξ, 0) = β − ξ
+        y = friction_in_a_step(beta, p, work[0], h=h, m=m, c=c)
         # Lines 9 and 10.
-        momentum_update(theta, p, grad, eta, minus_alpha, beta, work[1], h=h, m=m, n=n, delta=delta)
+        momentum_update(theta, p, grad, eta, alpha, y, work, h=h, m=m, n=n, delta=delta)
     drift(theta, p, xi, work, h=h, m=m, c=c)  # lines 11 and 12
 
 
@@ -106,7 +105,7 @@ class ATMC(Sampler):
     """
 
     buffers = ("momentum", "thermostat")
-    work = 3
+    work = 4
 
     def __init__(
         self,

@@ -29,10 +29,9 @@ from torchbayes.optim.base import check_number
 from torchbayes.optim.momentum import friction_of, mass_of, speed_limit_of
 from torchbayes.optim.sampler import Block, Sampler
 from torchbayes.optim.thermostat import (
-    TINY,
     drift,
+    friction_in_a_step,
     momentum_update,
-    slow_friction,
     steady_momentum_update,
 )
 from torchbayes.prior import Prior
@@ -45,10 +44,10 @@ def sgnht_update(
     *, h: float, m: float, c: float, d: float, n: float, delta: float,
 ) -> None:  # fmt: skip
     """One update with a thermostat per weight, in place in θ, p and ξ; ∇U is n·grad + δθ."""
-    minus_beta = torch.sub(xi.new_tensor(-d), xi, out=work[0])  # −β = −(D + ξ)
-    slow_friction(minus_beta, p, work[1], m=m, c=c).sub_(TINY)  # rounds to itself unless it is 0
+    beta = torch.add(xi, d, out=work[2])  # β = D + ξ
+    y = friction_in_a_step(beta, p, work[0], h=h, m=m, c=c)
     # Eq. (10) with α = D.
-    momentum_update(theta, p, grad, eta, -d, minus_beta, work[1], h=h, m=m, n=n, delta=delta)
+    momentum_update(theta, p, grad, eta, d, y, work, h=h, m=m, n=n, delta=delta)
     drift(theta, p, xi, work, h=h, m=m, c=c)  # Eq. (9)
 
 

@@ -19,16 +19,15 @@ import torch
 from torch import Tensor
 
 __all__ = [
-    "TINY",
     "drift",
+    "friction_in_a_step",
     "is_relativistic",
     "momentum_update",
-    "slow_friction",
     "steady_momentum_update",
 ]
 
-TINY = 1e-20
-"""A friction in place of 0: (1 − e^(−βh))/β is then its limit h to the last bit, and not 0/0."""
+# A friction in place of 0, for which t/y is its limit 1 and not 0/0; next to any other it rounds away.
+_TINY = 1e-20
 
 
 def is_relativistic(c: float) -> bool:
@@ -36,41 +35,46 @@ def is_relativistic(c: float) -> bool:
     return not math.isinf(c)
 
 
-def _slowness(p: Tensor, out: Tensor, *, m: float, c: float) -> Tensor:
-    """m/M(p) of Eq. (6): 1 for a slow weight, towards 0 for one near the speed limit."""
-    return torch.addcmul(p.new_ones(()), p, p, value=(m * c) ** -2, out=out).rsqrt_()
+def _root(p: Tensor, out: Tensor, *, m: float, c: float) -> Tensor:
+    """M(p)/m of Eq. (6): 1 for a slow weight, large for one near the speed limit."""
+    return torch.addcmul(p.new_ones(()), p, p, value=(m * c) ** -2, out=out).sqrt_()
 
 
-def slow_friction(beta: Tensor, p: Tensor, out: Tensor, *, m: float, c: float) -> Tensor:
-    """β·m/M(p), in place in `beta`; β itself if there is no speed limit."""
-    return beta.mul_(_slowness(p, out, m=m, c=c)) if is_relativistic(c) else beta
+def friction_in_a_step(
+    beta: Tensor, p: Tensor, out: Tensor, *, h: float, m: float, c: float
+) -> Tensor:
+    """βh/2, in place in `beta`; with a speed limit the friction is β·m/M(p)."""
+    if not is_relativistic(c):
+        return beta.mul_(h / 2)
+    root = _root(p, out, m=m, c=c)
+    return torch.addcdiv(p.new_zeros(()), beta, root, value=h / 2, out=beta)
 
 
 def momentum_update(
-    theta: Tensor, p: Tensor, grad: Tensor, eta: Tensor, minus_alpha: Tensor | float,
-    beta: Tensor, out: Tensor, *, h: float, m: float, n: float, delta: float,
+    theta: Tensor, p: Tensor, grad: Tensor, eta: Tensor, alpha: Tensor | float,
+    y: Tensor, work: Sequence[Tensor], *, h: float, m: float, n: float, delta: float,
 ) -> None:  # fmt: skip
-    """The momentum after a time h, in place; `beta` and `out` are used up. ∇U is n·grad + δθ.
+    """The momentum after a time h, in place; `y` is βh/2 and is used up. ∇U is n·grad + δθ.
 
     p ← e^(−βh) p − (1−e^(−βh))/β ∇U + √(αm(1−e^(−2βh))/β) η
 
-    Every pass over memory counts here. With one α for all weights, `beta` is −β: what is under the root is
-    then positive as it is, and α goes outside.
+    Every pass over memory counts here. With t = tanh(βh/2) the three factors are (1−t)/(1+t),
+    h (t/y)/(1+t) and √(2αmh (t/y)/(1+t)²): as exact as expm1 where βh is small, in half its time.
     """
-    one = not isinstance(minus_alpha, Tensor)
-    decay = torch.mul(beta, h if one else -h, out=out).expm1_()  # e^(−βh) − 1
-    gain = torch.div(decay, beta, out=beta)  # ∓(1 − e^(−βh))/β
-    sign = -1.0 if one else 1.0
-    p.addcmul_(decay, p).addcmul_(gain, grad, value=sign * n)
+    y.add_(_TINY)
+    t = torch.tanh(y, out=work[0])
+    gain = torch.div(t, y, out=y)
+    below = torch.add(t, 1, out=work[1])
+    p.addcmul_(t.div_(below), p, value=-2)
+    gain.div_(below)
+    p.addcmul_(gain, grad, value=-h * n)
     if delta != 0:
-        p.addcmul_(gain, theta, value=sign * delta)
-    # ∓(1 − e^(−2βh))/(2β), because 1 − e^(−2βh) is −decay (2 + decay)
-    spread = gain.addcmul_(gain, decay, value=0.5)
-    scale = 2 * m
-    if isinstance(minus_alpha, Tensor):
-        spread.mul_(minus_alpha)
+        p.addcmul_(gain, theta, value=-h * delta)
+    spread, scale = gain.div_(below), 2 * m * h
+    if isinstance(alpha, Tensor):
+        spread.mul_(alpha)
     else:
-        scale *= -minus_alpha
+        scale *= alpha
     p.addcmul_(spread.sqrt_(), eta, value=math.sqrt(scale))  # Eqs. (10) and (11)
 
 
@@ -98,13 +102,13 @@ def drift(
     """θ ← θ + h p/M and ξ ← ξ + h (m p²/M² − m³/M³), in place; without ξ only the weights."""
     velocity = p
     if is_relativistic(c):
-        slowness = _slowness(p, work[0], m=m, c=c)
-        velocity = torch.mul(p, slowness, out=work[1])
+        root = _root(p, work[0], m=m, c=c)
+        velocity = torch.div(p, root, out=work[1])
     theta.add_(velocity, alpha=h / m)
     if xi is None:
         return
     xi.addcmul_(velocity, velocity, value=h / m)
     if is_relativistic(c):
-        xi.addcmul_(torch.mul(slowness, slowness, out=work[2]), slowness, value=-h)
+        xi.sub_(root.reciprocal_().pow_(3), alpha=h)
     else:
         xi.sub_(h)  # Eq. (9)

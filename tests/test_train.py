@@ -121,6 +121,16 @@ def test_validation_scores_are_those_of_the_mean_network() -> None:
     assert run.history[-1]["validation_accuracy"] == pytest.approx(accuracy)
 
 
+@pytest.mark.parametrize("method", ["swa", "swag", "hwa"])
+def test_validation_scores_are_those_of_the_average_once_there_is_one(method: str) -> None:
+    fresh = blobs(seed=1)
+    run = tb.fit(made(), blobs(), method, epochs=4, validation=fresh, cycles=4, progress=False)
+    outputs = torch.func.functional_call(made(), run.posterior.mean(), (fresh[0],))
+    assert run.history[-1]["validation_nll"] == pytest.approx(
+        F.cross_entropy(outputs, fresh[1]).item(), rel=1e-5
+    )
+
+
 def test_metrics_file_is_the_history(tmp_path: Path) -> None:
     run = tb.fit(made(), blobs(), "map", epochs=3, folder=tmp_path, progress=False)
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]

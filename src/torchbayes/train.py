@@ -385,7 +385,7 @@ class _Training:
     @torch.no_grad()
     def _validate(self) -> dict[str, float]:
         """Scores of the current mean weights; the posterior is scored by `torchbayes evaluate`."""
-        module, likelihood = self.method.module.eval(), self.method.likelihood
+        module, likelihood = self.method.scored(self._training_batches()), self.method.likelihood
         loader = as_loader(self.validation, 512, 0, self.transform, (0, 1), shuffle=False)
         nll, correct, count = 0.0, 0.0, 0
         for batch in loader.batches(0):

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchbayes.average.averager import Averager
+from torchbayes.average.freeze import freeze
 from torchbayes.methods.base import Method, Plan
 from torchbayes.posterior import Posterior
 from torchbayes.schedule import Schedule
 
 __all__ = ["AveragingMethod"]
+
+_NORM_BATCHES = 20
 
 
 class AveragingMethod(Method):
@@ -79,6 +83,14 @@ class AveragingMethod(Method):
         super().end_epoch(epoch, batches)
         if epoch + 1 == self.epochs:
             self.averager.recalibrate(batches)
+
+    def scored(self, batches: Iterable[Any]) -> nn.Module:
+        """The averaged network, once there is one."""
+        if len(self.averager) == 0:
+            return super().scored(batches)
+        # Some batches are enough for batch norm here; at the end of the run it gets all of them.
+        some = itertools.islice(batches, _NORM_BATCHES)
+        return freeze(self.model, self.averager.mean(), some)
 
     def posterior(self) -> Posterior:
         """The average's; there is one once the first cycle has ended."""

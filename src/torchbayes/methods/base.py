@@ -122,6 +122,14 @@ class Method(ABC):
     def end_epoch(self, epoch: int, batches: Iterable[Any]) -> None:  # noqa: B027
         """Called after every epoch; `batches` goes through the training data if it is asked to."""
 
+    def scored(self, batches: Iterable[Any]) -> nn.Module:
+        """The network whose outputs are scored on validation data after an epoch, in evaluation mode.
+
+        Args:
+            batches: Goes through the training data if it is asked to.
+        """
+        return self.module.eval()
+
     @abstractmethod
     def posterior(self) -> Posterior:
         """What has been learned, as a posterior of `model`."""

@@ -1,0 +1,103 @@
+"""The README's tables: every method side by side, and how the papers' claims fared.
+
+They are made from the records by `torchbayes recipes results`, which puts them between `<!-- NAME -->` and
+`<!-- /NAME -->`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from torchbayes.evidence.claims import Claim, judge
+from torchbayes.evidence.record import Record
+from torchbayes.methods import METHODS
+
+__all__ = ["HEADLINE", "filled_in"]
+
+HEADLINE = "demo/fashion-mnist"
+_SCORES = {
+    # score: (title, whether more is better, format)
+    "accuracy": ("accuracy ↑", True, ".1%"),
+    "nll": ("NLL ↓", False, ".3f"),
+    "ece": ("ECE ↓", False, ".3f"),
+    "auroc_misclassification": ("errors ↑", True, ".3f"),
+    "auroc_ood": ("MNIST ↑", True, ".3f"),
+    "auroc_noise": ("noise ↑", True, ".3f"),
+}
+_VERDICTS = ("reproduced", "partly reproduced", "not reproduced", "not run")
+
+
+def filled_in(text: str, claims: Sequence[Claim], records: Mapping[str, Record]) -> str:
+    """A text with what stands between its markers made anew; one without markers stays as it is.
+
+    Args:
+        text: The README.
+        claims: The papers' claims.
+        records: What was measured, by recipe. Without the headline's the text between its markers stays.
+    """
+    record = records.get(HEADLINE)
+    if record is not None:
+        missing = METHODS.keys() - record.rows.keys()
+        if missing:
+            raise ValueError(
+                f"the record of {HEADLINE} lacks {', '.join(sorted(missing))}: add it to the recipe and "
+                f"run {record.command}"
+            )
+        text = _between(text, "headline", f"{_about(record)}\n{_table(record)}")
+    return _between(text, "claims", _verdicts(claims, records))
+
+
+def _between(text: str, name: str, content: str) -> str:
+    """Put `content` between the markers of that name."""
+    pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
+    return pattern.sub(lambda found: f"{found[1]}{content}{found[2]}", text)
+
+
+def _about(record: Record) -> str:
+    settings, seeds = record.settings, len(record.seeds)
+    return (
+        f"LeNet-5 on {settings['examples']:,} images of Fashion-MNIST, {settings['epochs']} epochs, "
+        f"{settings['samples']} draws, {f'mean of {seeds} seeds' if seeds > 1 else 'one seed'}; the best NLL "
+        "first, the best of\neach column in bold. *Errors*, *MNIST* and *noise*: the AUROC with which doubt "
+        "tells wrong answers from right ones, MNIST's\nimages from test images, and noise from test images; "
+        "0.5 is a coin toss. *Stored*: numbers kept for each weight.\n"
+        f"Made by `{record.command}`; spreads: [docs/results.md](docs/results.md).\n"
+    )
+
+
+def _table(record: Record) -> str:
+    """One row a method, the best NLL first."""
+    lines = [
+        "| method | " + " | ".join(title for title, _, _ in _SCORES.values()) + " | stored |",
+        "| --- |" + " ---: |" * (len(_SCORES) + 1),
+    ]
+    shown = {
+        method: {name: format(scores[name].mean, _SCORES[name][2]) for name in _SCORES}
+        for method, scores in record.rows.items()
+    }
+    best = {
+        name: (max if more else min)((row[name] for row in shown.values()), key=_number)
+        for name, (_, more, _) in _SCORES.items()
+    }
+    for method, scores in sorted(record.rows.items(), key=lambda item: item[1]["nll"].mean):
+        cells = [f"**{t}**" if t == best[name] else t for name, t in shown[method].items()]
+        cells.append(f"{scores['stored'].mean / scores['parameters'].mean:.3g}")
+        lines.append(f"| `{method}` | " + " | ".join(cells).replace("%", " %") + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _number(shown: str) -> float:
+    return float(shown.removesuffix("%"))
+
+
+def _verdicts(claims: Sequence[Claim], records: Mapping[str, Record]) -> str:
+    """How many claims of each paper came out how."""
+    counts: dict[str, Counter[str]] = {}
+    for claim in claims:
+        counts.setdefault(claim.paper, Counter())[judge(claim, records).verdict] += 1
+    lines = ["| paper | " + " | ".join(_VERDICTS) + " |", "| --- |" + " ---: |" * len(_VERDICTS)]
+    for paper, found in counts.items():
+        lines.append(f"| {paper} | " + " | ".join(str(found[v]) for v in _VERDICTS) + " |")
+    return "\n".join(lines) + "\n"

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from torchbayes import recipes
 from torchbayes.cli import app
+from torchbayes.evidence import pictures
 
 RECIPE = """
 title = "A tiny network"
@@ -76,6 +77,16 @@ def test_run_records_and_the_page_follows(folder: Path) -> None:
     call("results", "--check")
     (folder / "docs" / "results.md").write_text(page.replace("reproduced", "refuted"))
     with pytest.raises(ValueError, match="run torchbayes recipes results"):
+        call("results", "--check")
+
+
+def test_check_notices_a_missing_picture(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(pictures._PICTURES, "tiny/digits", pictures._calibration)
+    call("run", "tiny/digits", "--cpu")
+    call("results")
+    call("results", "--check")
+    (folder / "docs" / "images" / "results" / "tiny-digits-calibration.png").unlink()
+    with pytest.raises(ValueError, match=r"tiny-digits-calibration\.png is not what results gives"):
         call("results", "--check")
 
 

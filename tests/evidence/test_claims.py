@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from torchbayes.evidence import Claim, Record, judge, read_claims, read_records, results_page
+from torchbayes.evidence import (
+    Claim,
+    Record,
+    judge,
+    read_claims,
+    read_records,
+    record_table,
+    results_page,
+)
 from torchbayes.evidence.record import Figure, record_of
 
 RESULTS = {
@@ -122,6 +130,27 @@ def test_page_shows_claims_and_records(record: Record) -> None:
     assert any("Odd \\| text" in line and "**not run**" in line for line in lines)
     assert "| bbb | 60 ± 42 |" in lines
     assert "`torchbayes recipes run paper/name`" in lines
+
+
+def test_averages_pruning_and_correlations_have_tables_of_their_own() -> None:
+    runs = [
+        {"seed": 0, "accuracy": 0.9, "x16_error": 0.1, "x1_error": 0.25, "x1_nll": 0.5}
+        | {"pruned_75_error": 0.125, "quadruple_faults": 7.0, "correlation_within": 0.5}
+    ]
+    methods = {"hypernet": {"runs": runs}, "map": {"runs": [{"seed": 0, "accuracy": 0.8}]}}
+    settings = {"epochs": 3, "seeds": [0], "seed": 0}
+    results = {"created": "2026-01-02T03:04:05+00:00", "settings": settings, "methods": methods}
+    lines = record_table(record_of("a/b", "T", "cpu", "c", results)).splitlines()
+    assert "| method | accuracy |" in lines
+    assert "| method | 75 % removed |" in lines
+    assert "| hypernet | 12.50% |" in lines
+    assert lines[lines.index("| method | error | NLL |") + 2 :][:2] == [
+        "| hypernet ×1 | 25.00% | 0.5000 |",
+        "| hypernet ×16 | 10.00% | – |",
+    ]
+    assert "| method | wrong in all of four | \\|r\\| within blocks |" in lines
+    assert lines.count("| map | 80.00% |") == 1
+    assert sum(line.startswith("| map ") for line in lines) == 1
 
 
 def test_figure_of_one_value_has_no_spread() -> None:

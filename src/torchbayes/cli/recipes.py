@@ -21,12 +21,14 @@ from torchbayes.cli.options import DataDir, Json
 from torchbayes.cli.prune import pruning_rows
 from torchbayes.compare import Comparison, recipe_rows
 from torchbayes.evidence import (
+    filled_in,
     read_claims,
     read_records,
     record_of,
     record_table,
     results_page,
 )
+from torchbayes.evidence.pictures import pictures_of
 from torchbayes.experiment import recipe_settings
 from torchbayes.recipes import claims_file, find_recipe, recipe_names
 from torchbayes.run import RunFolder, read_toml
@@ -100,7 +102,7 @@ def run(
         measured = _learn_tasks(settings, about["continual"], seeds, out, data_dir)
     else:
         measured = _compare(settings, about.get("after", []), seeds, out, data_dir, command)
-    record = record_of(name, about["title"], "cpu" if cpu else "full", command, measured)
+    record = record_of(name, about["title"], "cpu" if cpu else "full", command, measured, out)
     saved = record.save(results)
     if as_json:
         typer.echo(saved.read_text(encoding="utf-8"), nl=False)
@@ -236,20 +238,41 @@ def _all_tasks(file: Path) -> bool:
 def results_(
     results: Results = Path("results"),
     page: Annotated[Path, typer.Option(help="The page to write.")] = Path("docs/results.md"),
+    readme: Annotated[
+        Path, typer.Option(help="A text with places for tables, such as <!-- headline -->.")
+    ] = Path("README.md"),
     check: Annotated[
-        bool, typer.Option("--check", help="Write nothing; fail if the page is not up to date.")
+        bool, typer.Option("--check", help="Write nothing; fail if a file is not up to date.")
     ] = False,
 ) -> None:
-    """Write docs/results.md: each claim of the papers with our figure, and the records' tables."""
+    """Write docs/results.md: each claim of the papers with our figure, and the records' tables.
+
+    Pictures of the records go to images/results beside it. The README's tables are made anew too.
+    """
     if not results.is_dir():
         raise ValueError(
             f"{results} is no folder: give the one that torchbayes recipes run wrote to"
         )
-    text = results_page(read_claims(claims_file()), read_records(results))
+    claims, records = read_claims(claims_file()), read_records(results)
+    texts = {page: results_page(claims, records)}
+    if readme.is_file():
+        texts[readme] = filled_in(readme.read_text(encoding="utf-8"), claims, records)
+    pictures = [picture for found in pictures_of(records).values() for picture in found]
+    folder = page.parent / "images" / "results"
     if check:
-        if not page.is_file() or page.read_text(encoding="utf-8") != text:
-            raise ValueError(f"{page} is not what {results} gives: run torchbayes recipes results")
+        # The bytes of a picture depend on the machine's fonts; the record that it shows does not.
+        wrong = [folder / picture.name for picture in pictures if not picture.is_in(folder)]
+        for file, text in texts.items():
+            if not file.is_file() or file.read_text(encoding="utf-8") != text:
+                wrong.insert(0, file)
+        if wrong:
+            raise ValueError(
+                f"{wrong[0]} is not what {results} gives: run torchbayes recipes results"
+            )
         return
     page.parent.mkdir(parents=True, exist_ok=True)
-    write_text(page, text)
+    for file, text in texts.items():
+        write_text(file, text)
+    for picture in pictures:
+        picture.save(folder)
     typer.echo(f"page: {page}")

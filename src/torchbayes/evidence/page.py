@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
 from torchbayes.evidence.claims import Claim, judge
+from torchbayes.evidence.pictures import ResultPicture, pictures_of
 from torchbayes.evidence.record import Figure, Record
 
 __all__ = ["record_table", "results_page"]
@@ -29,9 +31,17 @@ _SCORES = {
     "auroc_ood": ("AUROC OOD", ".3f"),
     "auroc_noise": ("AUROC noise", ".3f"),
     "rmse": ("RMSE", ".4f"),
+    "forgotten": ("forgotten", ".2%"),
     "seconds": ("training s", ".0f"),
 }
-_EXTRA = ("pruned_", "x1_", "x4_", "x16_", "quadruple_", "correlation_", "forgotten")
+_PRUNED = {f"pruned_{share}_error": (f"{share} % removed", ".2%") for share in (0, 50, 75, 95, 98)}
+_AVERAGED = {"error": ("error", ".2%"), "nll": ("NLL", ".4f"), "ece": ("ECE", ".4f")}
+_TOGETHER = {
+    "quadruple_faults": ("wrong in all of four", ".0f"),
+    "correlation_within": ("|r| within blocks", ".3f"),
+    "correlation_between": ("|r| between blocks", ".3f"),
+    "correlation_floor": ("|r| by chance", ".3f"),
+}
 
 
 def results_page(claims: Sequence[Claim], records: Mapping[str, Record]) -> str:
@@ -53,8 +63,10 @@ def results_page(claims: Sequence[Claim], records: Mapping[str, Record]) -> str:
             lines.append(_row(where, claim.reported, found.ours or "–", budgets or "–", verdict))
         lines.append("")
     lines.append("## The records\n")
+    pictures = pictures_of(records)
     for name in sorted(records):
         lines += _section(records[name])
+        lines += [_shown(picture) for picture in pictures.get(name, ())]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -81,20 +93,53 @@ def _section(record: Record) -> list[str]:
     ]
 
 
+def _shown(picture: ResultPicture) -> str:
+    return f"![{picture.alt}](images/results/{picture.name})\n\n{picture.caption}\n"
+
+
 def record_table(record: Record) -> str:
-    """The scores of a record as a Markdown table."""
-    present = {score for scores in record.rows.values() for score in scores}
-    known = {name: style for name, style in _SCORES.items() if name in present}
-    extra = sorted(n for n in present if n.startswith(_EXTRA))
-    columns = known | {name: (name.replace("_", " "), ".4f") for name in extra}
+    """The scores of a record as Markdown tables."""
+    rows = record.rows
+    parts = [
+        _table(rows, _SCORES),
+        _table(rows, _PRUNED, "Error with the weights of the least |μ|/σ removed:"),
+        _table(_by_times(rows), _AVERAGED, "Draws of the weights averaged, and their number:"),
+        _table(
+            rows, _TOGETHER, "Test images that four draws all get wrong; correlations of weights:"
+        ),
+    ]
+    return "\n".join(part for part in parts if part)
+
+
+def _table(
+    rows: Mapping[str, Mapping[str, Figure]], styles: Mapping[str, tuple[str, str]], title: str = ""
+) -> str:
+    """The scores in `styles` that there are, with a title above; empty if there are none."""
+    present = {score for scores in rows.values() for score in scores}
+    columns = {name: style for name, style in styles.items() if name in present}
+    if not columns:
+        return ""
     lines = [
-        _row("method", *(title for title, _ in columns.values())),
+        *([title, ""] if title else []),
+        _row("method", *(name for name, _ in columns.values())),
         "| --- |" + " ---: |" * len(columns),
     ]
-    for row, scores in record.rows.items():
-        cells = (_cell(scores.get(name), style) for name, (_, style) in columns.items())
-        lines.append(_row(row, *cells))
+    for row, scores in rows.items():
+        if any(name in scores for name in columns):
+            cells = (_cell(scores.get(name), style) for name, (_, style) in columns.items())
+            lines.append(_row(row, *cells))
     return "\n".join(lines) + "\n"
+
+
+def _by_times(rows: Mapping[str, Mapping[str, Figure]]) -> dict[str, dict[str, Figure]]:
+    """A row for every number of draws averaged: `x4_error` of a row is `error` of its row ×4."""
+    found: dict[str, dict[str, Figure]] = {}
+    for row, scores in rows.items():
+        named = ((re.fullmatch(r"x(\d+)_(\w+)", score), score) for score in scores)
+        times = sorted((int(match[1]), match[2], score) for match, score in named if match)
+        for number, name, score in times:
+            found.setdefault(f"{row} ×{number}", {})[name] = scores[score]
+    return found
 
 
 def _cell(figure: Figure | None, style: str) -> str:

@@ -8,16 +8,22 @@ import platform
 import statistics
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from torchbayes import metrics
 from torchbayes._version import __version__
+from torchbayes.evaluate import Predictions
+from torchbayes.run import RunFolder
 from torchbayes.storage import write_text
 
-__all__ = ["Figure", "Record", "provenance", "read_records", "record_of"]
+__all__ = ["Bins", "Figure", "Record", "provenance", "read_records", "record_of"]
+
+_CURVES = ("validation_nll", "validation_accuracy")
+_BINS = 8  # as in the ATMC paper's calibration plots
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,33 @@ class Figure:
 
 
 @dataclass(frozen=True)
+class Bins:
+    """One run's test predictions in bins of equal count, from the least confident to the most.
+
+    Attributes:
+        confidence: The mean confidence in each bin, 0 in an empty one.
+        accuracy: The accuracy in each, 0 in an empty one.
+        count: The examples in each.
+    """
+
+    confidence: tuple[float, ...]
+    accuracy: tuple[float, ...]
+    count: tuple[int, ...]
+
+    @classmethod
+    def of(cls, predictions: Predictions) -> Bins:
+        """Put predictions into bins."""
+        curve = metrics.reliability_curve(
+            predictions.probs, predictions.targets, _BINS, equal_mass=True
+        )
+        confidence, accuracy = (
+            tuple(round(value, 5) for value in values.nan_to_num(nan=0.0).tolist())
+            for values in (curve.confidence, curve.accuracy)
+        )
+        return cls(confidence, accuracy, tuple(curve.count.tolist()))
+
+
+@dataclass(frozen=True)
 class Record:
     """The measured scores of a recipe.
 
@@ -59,6 +92,9 @@ class Record:
         settings: Every setting that the rows share.
         own: The settings in which each row differs.
         rows: The scores by row and name.
+        curves: By row and name of the score, what each seed had after every epoch; only of runs with
+            validation data.
+        calibration: By row, each seed's calibration bins; only of classifiers.
     """
 
     recipe: str
@@ -74,6 +110,8 @@ class Record:
     settings: dict[str, Any]
     own: dict[str, dict[str, Any]]
     rows: dict[str, dict[str, Figure]]
+    curves: dict[str, dict[str, tuple[tuple[float, ...], ...]]] = field(default_factory=dict)
+    calibration: dict[str, tuple[Bins, ...]] = field(default_factory=dict)
 
     def save(self, folder: Path) -> Path:
         """Write the record to `folder/paper/name.json`."""
@@ -94,7 +132,16 @@ class Record:
                 }
                 for row, scores in table.pop("rows").items()
             }
-            return cls(**{**table, "rows": rows, "seeds": tuple(table["seeds"])})
+            curves = {
+                row: {name: tuple(map(tuple, seeds)) for name, seeds in scores.items()}
+                for row, scores in table.pop("curves", {}).items()
+            }
+            calibration = {
+                row: tuple(Bins(**{name: tuple(v) for name, v in bins.items()}) for bins in seeds)
+                for row, seeds in table.pop("calibration", {}).items()
+            }
+            seeds = tuple(table.pop("seeds"))
+            return cls(**table, seeds=seeds, rows=rows, curves=curves, calibration=calibration)
         except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(
                 f"{file} is not a record of a recipe ({error}): make it anew with torchbayes recipes run"
@@ -102,7 +149,12 @@ class Record:
 
 
 def record_of(
-    recipe: str, title: str, size: str, command: str, results: Mapping[str, Any]
+    recipe: str,
+    title: str,
+    size: str,
+    command: str,
+    results: Mapping[str, Any],
+    out: Path | None = None,
 ) -> Record:
     """The record of a finished comparison.
 
@@ -112,8 +164,11 @@ def record_of(
         size: `"cpu"` or `"full"`.
         command: What repeats it.
         results: The comparison's results.json.
+        out: The comparison's folder, for the curves and the calibration of its runs.
     """
     rows: dict[str, dict[str, Figure]] = {}
+    curves: dict[str, dict[str, tuple[tuple[float, ...], ...]]] = {}
+    calibration: dict[str, tuple[Bins, ...]] = {}
     seconds = 0.0
     for row, summary in results["methods"].items():
         runs = [_with_error(run) for run in summary["runs"]]
@@ -124,6 +179,12 @@ def record_of(
             if all(run.get(name) is not None for run in runs)
         }
         seconds += sum(run.get("seconds") or 0.0 for run in runs)
+        folders = [] if out is None else [out / run["folder"] for run in runs if "folder" in run]
+        if found := _curves(folders):
+            curves[row] = found
+        files = [folder / "predictions.npz" for folder in folders]
+        if files and all(file.is_file() for file in files):
+            calibration[row] = tuple(Bins.of(Predictions.load(file)) for file in files)
     shared = {k: v for k, v in results["settings"].items() if k not in ("command", "seeds", "seed")}
     return Record(
         recipe=recipe,
@@ -137,7 +198,19 @@ def record_of(
         settings=shared,
         own={row: summary.get("settings", {}) for row, summary in results["methods"].items()},
         rows=rows,
+        curves=curves,
+        calibration=calibration,
     )
+
+
+def _curves(folders: Sequence[Path]) -> dict[str, tuple[tuple[float, ...], ...]]:
+    """The scores after every epoch of runs with different seeds, as far as all of them have some."""
+    histories = [RunFolder(folder).read_metrics() for folder in folders]
+    found = {}
+    for name in _CURVES:
+        if histories and all(rows and all(name in row for row in rows) for rows in histories):
+            found[name] = tuple(tuple(round(row[name], 5) for row in rows) for rows in histories)
+    return found
 
 
 def provenance() -> dict[str, Any]:

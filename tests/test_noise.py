@@ -11,7 +11,7 @@ import torch
 from scipy import stats
 
 from torchbayes import noise
-from torchbayes.noise import normal_, normals_, random_signs
+from torchbayes.noise import gaussians_, normal_, normals_, random_signs
 
 LARGE = 1_000_003  # several chunks, the last of them odd
 
@@ -56,6 +56,21 @@ def test_errors_in_threads_are_raised(own: bool, monkeypatch: pytest.MonkeyPatch
     whole = torch.zeros(LARGE, dtype=torch.int64)  # there are no normal whole numbers
     with pytest.raises(NotImplementedError):
         normal_(whole, seeded())
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("count", [1, 2])
+def test_means_and_stds_are_put_on_the_same_numbers(count: int) -> None:
+    torch.set_num_threads(count)
+    shapes = [(LARGE,), (10,), (600, 500), (3, 40_000)]
+    epsilon, drawn = ([torch.empty(shape) for shape in shapes] for _ in range(2))
+    means = [torch.randn(shape) for shape in shapes]
+    stds = [torch.rand(shape) for shape in shapes]
+    stds[2] = torch.rand(500, 600).t()  # another order of entries in memory
+    normals_(epsilon, seeded())
+    gaussians_(drawn, means, stds, seeded())
+    for x, e, mean, std in zip(drawn, epsilon, means, stds, strict=True):
+        np.testing.assert_array_equal(x, e.numpy() * std.numpy() + mean.numpy())
 
 
 def test_the_masters_state_is_all_there_is() -> None:

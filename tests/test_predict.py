@@ -278,6 +278,21 @@ def test_large_weights_do_not_cut_batches_up(make: Callable[[int, int], nn.Modul
     assert max(sizes) == 500
 
 
+def test_pieces_are_of_one_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And as large as the weights ask for where the cache's size would make them small."""
+    sizes: list[int] = []
+    model = nn.Sequential(nn.Linear(3, 256), nn.ReLU(), nn.Linear(256, 3))
+    model.register_forward_pre_hook(lambda _module, args: sizes.append(len(args[0])))
+    q, x = tb.Point(tb.snapshot(model)), normals(200, 3)
+    monkeypatch.setattr(predict, "_CPU_PIECE", 90 * 2 * 256 * 4)
+    tb.predictive(model, q, x)
+    assert sizes[2:] == [67, 67, 66]  # after two to measure
+    monkeypatch.setattr(predict, "_PER_WEIGHT", 1 << 20)
+    sizes.clear()
+    tb.predictive(model, q, x)
+    assert sizes[2:] == [200]
+
+
 @pytest.mark.parametrize("max_memory", [1 << 16, 1 << 18, 1 << 20])
 def test_batches_are_cut_to_the_memory(model: Sums, max_memory: int) -> None:
     big = nn.Sequential(nn.Linear(3, 256), nn.ReLU(), nn.Linear(256, 3))
@@ -487,6 +502,53 @@ def test_a_module_that_writes_to_its_buffers_writes_to_copies(path: str) -> None
     )
     tb.predictive(model, only_parameters, normals(5, 3), samples=4)
     assert_as_before(model, before)
+
+
+@pytest.mark.parametrize("kind", [tb.Samples, tb.Point])
+def test_a_module_that_writes_to_its_weights_does_not_write_to_the_posterior(
+    path: str, kind: type[Posterior]
+) -> None:
+    class Shrinks(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            self.weight.data.mul_(0.5)
+            return super().forward(x)
+
+    model, x = Shrinks(3, 2), normals(5, 3)
+    q: Posterior = tb.Point(tb.snapshot(model))
+    if kind is tb.Samples:
+        q = tb.Samples(model)
+        for _ in range(3):
+            q.append()
+    before = q.mean()
+    p = tb.predictive(model, q, x)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in q.mean().items())
+    if path != "vmap":
+        halved = before | {"weight": before["weight"] / 2}
+        torch.testing.assert_close(
+            p.probs, functional_call(nn.Linear(3, 2), halved, (x,)).softmax(1)
+        )
+
+
+@pytest.mark.parametrize("kind", [tb.Samples, tb.Point, tb.Gaussian])
+def test_a_posterior_that_draws_in_its_own_way_is_asked(kind: type[Posterior], path: str) -> None:
+    model, x = nn.Linear(3, 2), normals(5, 3)
+    drawn = {name: torch.ones_like(tensor) for name, tensor in tb.snapshot(model).items()}
+
+    class Own(kind):  # type: ignore[valid-type, misc]
+        def sample(self, generator: torch.Generator | None = None) -> tb.Weights:
+            return {name: tensor.clone() for name, tensor in drawn.items()}
+
+        def draws(
+            self, count: int, generator: torch.Generator | None = None
+        ) -> Iterator[tb.Weights]:
+            return (self.sample(generator) for _ in range(count))
+
+    q = Own(*{tb.Samples: (model,), tb.Point: (drawn,), tb.Gaussian: (drawn, drawn)}[kind])  # type: ignore[index]
+    if kind is tb.Samples:
+        q.append()
+    p = tb.predictive(model, q, x, samples=3)
+    assert p.draws == 3
+    torch.testing.assert_close(p.probs, functional_call(model, drawn, (x,)).softmax(1).detach())
 
 
 def test_train_mode_does_not_matter(model: Sums) -> None:

@@ -22,7 +22,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-__all__ = ["normal_", "normals_", "random_signs"]
+__all__ = ["gaussians_", "normal_", "normals_", "random_signs"]
 
 # Elements per child generator: a few hundred microseconds of work, so that waking a thread (some 50 µs) and
 # seeding a child (5 µs) do not matter.
@@ -55,23 +55,67 @@ def normals_(tensors: Sequence[Tensor], generator: torch.Generator | None = None
         tensors: What to fill, in place.
         generator: Where the numbers come from; torch's global generator if not given.
     """
-    chunks: list[Tensor] = []
-    for tensor in tensors:
-        flat = tensor.detach()
-        if generator is not None and generator.device.type != flat.device.type:
-            source = torch.empty(flat.shape, dtype=flat.dtype, device=generator.device)
+    _draw([(tensor.detach(),) for tensor in tensors], generator)
+
+
+def gaussians_(
+    tensors: Sequence[Tensor],
+    means: Sequence[Tensor],
+    stds: Sequence[Tensor],
+    generator: torch.Generator | None = None,
+) -> None:
+    """Fill all `tensors` with mean + std · ε, where ε are the numbers that `normals_` gives.
+
+    A large tensor is finished chunk by chunk, while a chunk is in the cache.
+
+    Args:
+        tensors: What to fill, in place.
+        means: The mean of every entry of every tensor.
+        stds: The standard deviation of every entry of every tensor.
+        generator: Where the numbers come from; torch's global generator if not given.
+
+    Example:
+        >>> import torch
+        >>> from torchbayes.noise import gaussians_
+        >>> x = torch.empty(3)
+        >>> gaussians_([x], [torch.ones(3)], [torch.zeros(3)])
+        >>> x
+        tensor([1., 1., 1.])
+    """
+    rows = zip(tensors, stds, means, strict=True)
+    _draw([tuple(tensor.detach() for tensor in row) for row in rows], generator)
+
+
+# A tensor to fill and, where its numbers are not to be standard normal, their std and mean.
+_Wanted = tuple[Tensor, ...]
+
+
+def _draw(wanted: Sequence[_Wanted], generator: torch.Generator | None) -> None:
+    chunks: list[_Wanted] = []
+    for row in wanted:
+        tensor = row[0]
+        if generator is not None and generator.device.type != tensor.device.type:
+            source = torch.empty(tensor.shape, dtype=tensor.dtype, device=generator.device)
             normal_(source, generator)
-            flat.copy_(source)
-        elif flat.device.type != "cpu" or flat.numel() <= _CHUNK or not flat.is_contiguous():
-            flat.normal_(generator=generator)
+            tensor.copy_(source)
+            _scale(row)
+        elif tensor.device.type != "cpu" or tensor.numel() <= _CHUNK or not tensor.is_contiguous():
+            tensor.normal_(generator=generator)
+            _scale(row)
         else:
-            chunks.extend(flat.view(-1).split(_CHUNK))
+            chunks.extend(zip(*(each.reshape(-1).split(_CHUNK) for each in row), strict=True))
     if chunks:
         seeds = torch.empty(len(chunks), dtype=torch.int64).random_(generator=generator)
         _fill(deque(zip(chunks, seeds.tolist(), strict=True)))
 
 
-def _fill(jobs: deque[tuple[Tensor, int]]) -> None:
+def _scale(row: _Wanted) -> None:
+    if len(row) == 3:
+        tensor, std, mean = row
+        tensor.mul_(std).add_(mean)
+
+
+def _fill(jobs: deque[tuple[_Wanted, int]]) -> None:
     workers = min(torch.get_num_threads(), len(jobs))
     inference = torch.is_inference_mode_enabled()
     if workers == 1:
@@ -85,15 +129,16 @@ def _fill(jobs: deque[tuple[Tensor, int]]) -> None:
             future.result()
 
 
-def _work(jobs: deque[tuple[Tensor, int]], inference: bool) -> None:
+def _work(jobs: deque[tuple[_Wanted, int]], inference: bool) -> None:
     child = torch.Generator()
     with torch.inference_mode(inference):
         while True:
             try:
-                chunk, seed = jobs.popleft()
+                row, seed = jobs.popleft()
             except IndexError:
                 return
-            chunk.normal_(generator=child.manual_seed(seed))
+            row[0].normal_(generator=child.manual_seed(seed))
+            _scale(row)
 
 
 _Region = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -115,7 +160,7 @@ def _openmp() -> Callable[..., None] | None:
     return cast(Callable[..., None], enter)
 
 
-def _fill_by_openmp(jobs: deque[tuple[Tensor, int]], workers: int, inference: bool) -> None:
+def _fill_by_openmp(jobs: deque[tuple[_Wanted, int]], workers: int, inference: bool) -> None:
     errors: list[BaseException] = []
 
     def work(_data: int | None) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,11 +31,16 @@ __all__ = ["predictive"]
 # and make the allocator map fresh pages for every layer: on the build machine 1,000 images through
 # LeNet-5 take 1.3 × the time of the same images in pieces (benchmarks/steps.py --predict).
 _CPU_PIECE = 8 << 20
+# But every piece reads all weights, and a matrix product rearranges them first. So the activations that
+# pass through a piece are to be some times the weights: 784-1200-1200-10 takes 1,000 inputs at once.
+_PER_WEIGHT = 4
 # Draws run together through vmap where a single draw's pass is so small that Python is what costs: few
 # activations, and few weights too, because the draws have to be copied side by side. With 500 kB of
 # weights and one example vmap takes 2.7 × the loop's time, with 12 MB 10 ×, with 35 kB a tenth of it.
 _VMAP_BYTES = 1 << 18
 _VMAP_WEIGHTS = 1 << 18
+
+_Source = Callable[[int, torch.Generator], Iterator[Weights]]
 
 
 def predictive(
@@ -82,7 +88,14 @@ def predictive(
     runner = _Runner(model, posterior, likelihood, device, max_memory)
     parts: list[Predictive] = []
     with _evaluating(model), torch.no_grad():
-        draws = _Draws(model, posterior, samples, generator, device, max_memory // 2)
+        draws = _Draws(
+            model,
+            posterior,
+            samples,
+            generator,
+            device,
+            max_memory // 2 if _is_loader(inputs) else 0,
+        )
         for block in _blocks(inputs, max_memory // 4, draws.cached):
             parts.extend(runner.run(block, draws))
     if not parts:
@@ -138,8 +151,8 @@ def _blocks(inputs: Any, budget: int, cached: bool) -> Iterator[list[Any]]:
 class _Draws:
     """The same draws, every time they are gone through: kept if they fit, made again if not.
 
-    Buffers that a draw does not have are copied from the model, so that a module that writes to its
-    buffers even in evaluation mode writes to the copies.
+    Buffers are copied, of the draw or else of the model, so that a module that writes to its buffers even
+    in evaluation mode writes to the copies. Weights are the posterior's own where it lends them.
     """
 
     def __init__(
@@ -154,21 +167,41 @@ class _Draws:
         self._posterior, self._count, self._generator = posterior, count, generator
         self._device, self._state = device, generator.get_state()
         self._buffers = dict(model.named_buffers())
-        self.first = next(iter(self._make()))
+        self.first = next(self._make(posterior.draws))
         self.cached = _bytes(self.first) * count <= budget
         self._kept: list[Weights] | None = None
+        self._lent: bool | None = None
 
-    def _make(self) -> Iterator[Weights]:
+    def _make(self, source: _Source) -> Iterator[Weights]:
         self._generator.set_state(self._state)
-        for draw in self._posterior.draws(self._count, self._generator):
-            buffers = {n: b.clone() for n, b in self._buffers.items() if n not in draw}
-            yield {name: tensor.to(self._device) for name, tensor in draw.items()} | buffers
+        # Unlike a loop here, map does not hold a draw while the next one is made.
+        return map(self._ready, source(self._count, self._generator))
 
-    def __iter__(self) -> Iterator[Weights]:
+    def _ready(self, draw: Weights) -> Weights:
+        buffers = {name: draw.get(name, own).clone() for name, own in self._buffers.items()}
+        return {name: tensor.to(self._device) for name, tensor in (draw | buffers).items()}
+
+    def _writes_to_weights(self) -> bool:
+        """Whether the model changed the weights of `first`, a copy, when it was measured with them."""
+        lent = next(self._make(partial(self._posterior._lent, reuse=False)))
+        return not all(
+            torch.equal(tensor, self.first[name])
+            for name, tensor in lent.items()
+            if name not in self._buffers
+        )
+
+    def each(self, *, alone: bool) -> Iterator[Weights]:
+        """Go through the draws; `alone` if one is done with before the next one is taken."""
+        if self._lent is None:
+            self._lent = not (self._posterior._lends_own and self._writes_to_weights())
+        source: _Source = self._posterior.draws
+        if self._lent:
+            # Pages that are new to the process cost more than the numbers in them.
+            source = partial(self._posterior._lent, reuse=alone and not self.cached)
         if not self.cached:
-            return self._make()
+            return self._make(source)
         if self._kept is None:
-            self._kept = list(self._make())
+            self._kept = list(self._make(source))
         return iter(self._kept)
 
 
@@ -185,36 +218,39 @@ class _Runner:
     ) -> None:
         self._model, self._posterior, self._likelihood = model, posterior, likelihood
         self._device, self._max_memory = device, max_memory
-        self._per_example: dict[Any, int] = {}
+        self._per_example: dict[Any, tuple[int, int]] = {}
         self._can_vmap = posterior.vmappable
 
     def run(self, block: list[Any], draws: _Draws) -> list[Predictive]:
-        limit = self._max_memory // 4
-        if self._device.type == "cpu":
-            limit = min(limit, _CPU_PIECE)
+        weights = max(1, _bytes(draws.first))
         pieces: list[Any] = []
         largest = 1
         for batch in block:
             length = batch_len(batch)
             if length == 0:
                 continue
-            per_example = self._measure(draws.first, batch)
-            step = max(1, limit // per_example)
+            per_example, passing = self._measure(draws.first, batch)
+            most = self._max_memory // 4 // per_example
+            if self._device.type == "cpu":
+                most = min(most, max(_CPU_PIECE // per_example, _PER_WEIGHT * weights // passing))
+            # All of one size, lest the last one is for a few examples.
+            step = -(-length // -(-length // max(1, most)))
             pieces += [slice_batch(batch, i, i + step) for i in range(0, length, step)]
             largest = max(largest, min(step, length) * per_example)
         if not pieces:
             return []
-        weights = max(1, _bytes(draws.first))
         together = min(64, _VMAP_BYTES // largest, self._max_memory // (8 * weights))
         if together < 2 or weights > _VMAP_WEIGHTS:
             together = 1
         results: list[Predictive | None] = [None] * len(pieces)
-        for group in _grouped(draws, together):
+        for group in _grouped(draws.each(alone=together == 1), together):
             stacked = self._stack(group)
             for index, piece in enumerate(pieces):
                 new = self._likelihood.predictive(self._outputs(group, stacked, piece))
                 old = results[index]
                 results[index] = new if old is None else old.merge(new)
+            group.clear()  # before the next draws are made
+            del stacked
         return [result for result in results if result is not None]
 
     def _stack(self, group: list[Weights]) -> Weights | None:
@@ -253,8 +289,8 @@ class _Runner:
             )
         return outputs
 
-    def _measure(self, draw: Weights, batch: Any) -> int:
-        """About the bytes that one example takes on its way through the network.
+    def _measure(self, draw: Weights, batch: Any) -> tuple[int, int]:
+        """About the bytes that one example takes at a time, and in all, on its way through the network.
 
         What two examples take more than one: weights that the forward pass transposes or makes
         (weight norm) do not grow with the batch.
@@ -276,7 +312,7 @@ class _Runner:
                 growth = [more - less for less, more in zip(*sizes, strict=True)]
             else:
                 growth = [size // 2 for size in sizes[1]]
-            self._per_example[key] = max(1, 2 * max(growth, default=1))
+            self._per_example[key] = max(1, 2 * max(growth, default=1)), max(1, sum(growth))
         return self._per_example[key]
 
 
@@ -304,6 +340,7 @@ def _grouped(draws: Iterable[Weights], size: int) -> Iterator[list[Weights]]:
     group: list[Weights] = []
     for draw in draws:
         group.append(draw)
+        del draw  # the group alone holds it
         if len(group) == size:
             yield group
             group = []

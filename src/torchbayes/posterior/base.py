@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from torchbayes.storage import write_tensors
 
-__all__ = ["Posterior", "Weights", "Wrapper", "copied", "snapshot"]
+__all__ = ["Posterior", "Weights", "Wrapper", "copied", "lent", "snapshot"]
 
 Weights = dict[str, Tensor]
 
@@ -26,6 +26,11 @@ def snapshot(model: nn.Module) -> Weights:
 def copied(weights: Mapping[str, Tensor]) -> Weights:
     """Weights that later training steps of the model they came from do not change."""
     return {name: tensor.detach().clone() for name, tensor in weights.items()}
+
+
+def lent(weights: Mapping[str, Tensor]) -> Weights:
+    """The same memory under new tensors, so that a reader who gives one other `data` keeps it to itself."""
+    return {name: tensor.detach() for name, tensor in weights.items()}
 
 
 class Wrapper(nn.Module):
@@ -54,6 +59,9 @@ class Posterior(ABC):
     kind: ClassVar[str] = ""
     kinds: ClassVar[dict[str, type[Posterior]]] = {}
     vmappable: bool = True
+    _lends_own: ClassVar[bool] = (
+        False  # whether writing to what `_lent` gives would change the posterior
+    )
     model_name: str = ""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -76,6 +84,18 @@ class Posterior(ABC):
         """
         for _ in range(count):
             yield self.sample(generator)
+
+    def _lent(
+        self, count: int, generator: torch.Generator | None, *, reuse: bool
+    ) -> Iterator[Weights]:
+        """The same as `draws`, for a reader who needs no copies of his own.
+
+        Args:
+            count: See `draws`.
+            generator: See `draws`.
+            reuse: Whether a draw may take the memory of the one before.
+        """
+        return self.draws(count, generator)
 
     def call(self, model: nn.Module, draw: Weights, *args: Any, **kwargs: Any) -> Any:
         """Run `model` under one draw, leaving the model's own weights alone."""

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchbayes.posterior.base import Posterior, Weights, copied
+from torchbayes.noise import gaussians_, normal_
+from torchbayes.posterior.base import Posterior, Weights, copied, lent
 
 __all__ = ["Gaussian", "LowRankGaussian"]
 
 
-def _normal_like(tensor: Tensor, generator: torch.Generator | None) -> Tensor:
-    device = tensor.device if generator is None else generator.device
-    noise = torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype, device=device)
-    return noise.to(tensor.device)
+def _empty_like(tensor: Tensor) -> Tensor:
+    # With the usual order of entries, whatever the tensor's, so that a draw depends on the numbers alone.
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
 
 
 def _check_std(mean: Weights, std: Weights) -> None:
@@ -75,14 +75,34 @@ class Gaussian(Posterior):
 
     def sample(self, generator: torch.Generator | None = None) -> Weights:
         """Draw mean + std · ε."""
-        draw: Weights = {}
-        for name, mean in self._mean.items():
-            std = self._std.get(name)
-            if std is None:
-                draw[name] = mean.clone()
-            else:
-                draw[name] = _normal_like(mean, generator).mul_(std).add_(mean)
+        draw = {
+            name: _empty_like(mean) if name in self._std else torch.empty_like(mean)
+            for name, mean in self._mean.items()
+        }
+        self._fill(draw, generator)
         return draw
+
+    def _fill(self, draw: Weights, generator: torch.Generator | None) -> None:
+        for name in self._mean.keys() - self._std.keys():
+            draw[name].copy_(self._mean[name])
+        random = [name for name in self._mean if name in self._std]
+        drawn, means, stds = ([of[n] for n in random] for of in (draw, self._mean, self._std))
+        gaussians_(drawn, means, stds, generator)
+
+    def _lent(
+        self, count: int, generator: torch.Generator | None, *, reuse: bool
+    ) -> Iterator[Weights]:
+        if type(self) is not Gaussian or not reuse:  # a subclass may draw in another way
+            yield from self.draws(count, generator)
+            return
+        draw = self.sample(generator)
+        yield lent(draw)
+        for _ in range(count - 1):
+            self._fill(draw, generator)
+            yield lent(draw)
+
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(tensor.shape) for name, tensor in self._mean.items()}
 
     def _file_tensors(self) -> Mapping[str, Weights]:
         return {"mean": self._mean, "std": self._std}
@@ -157,14 +177,17 @@ class LowRankGaussian(Posterior):
             value = mean.clone()
             std, factor = self._std.get(name), self._factors.get(name)
             if std is not None:
-                value.addcmul_(_normal_like(mean, generator), std)
+                value.addcmul_(normal_(_empty_like(mean), generator), std)
             if factor is not None:
                 if coefficients is None:
-                    coefficients = _normal_like(factor.new_empty(self.rank), generator)
+                    coefficients = normal_(factor.new_empty(self.rank), generator)
                 zeta = coefficients.to(factor)
                 value += torch.tensordot(zeta, factor, dims=1)
             draw[name] = value
         return draw
+
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(tensor.shape) for name, tensor in self._mean.items()}
 
     def _file_tensors(self) -> Mapping[str, Weights]:
         return {"mean": self._mean, "std": self._std, "factors": self._factors}

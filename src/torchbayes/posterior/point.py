@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torchbayes.posterior.base import Posterior, Weights, copied
+from torchbayes.posterior.base import Posterior, Weights, copied, lent
 
 __all__ = ["Point"]
 
@@ -28,6 +28,7 @@ class Point(Posterior):
     """
 
     kind = "point"
+    _lends_own = True
 
     def __init__(self, weights: Weights, *, model_name: str = "") -> None:
         self._weights = copied(weights)
@@ -45,6 +46,16 @@ class Point(Posterior):
         """The weights, once."""
         if count > 0:
             yield self.mean()
+
+    def _lent(
+        self, count: int, generator: torch.Generator | None, *, reuse: bool
+    ) -> Iterator[Weights]:
+        if type(self) is not Point:  # a subclass may draw in another way
+            return self.draws(count, generator)
+        return iter([lent(self._weights)] if count > 0 else [])
+
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(tensor.shape) for name, tensor in self._weights.items()}
 
     def _file_tensors(self) -> Mapping[str, Weights]:
         return {"mean": self._weights}

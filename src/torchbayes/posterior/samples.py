@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchbayes.posterior.base import Posterior, Weights, copied, snapshot
+from torchbayes.posterior.base import Posterior, Weights, copied, lent, snapshot
 from torchbayes.posterior.point import Point
 from torchbayes.storage import PosteriorFileError, atomic_path, read_tensors, write_tensors
 
@@ -39,6 +39,7 @@ class Samples(Posterior):
     """
 
     kind = "samples"
+    _lends_own = True
 
     def __init__(self, model: nn.Module | None = None, *, folder: str | Path | None = None) -> None:
         self._model = model
@@ -169,14 +170,24 @@ class Samples(Posterior):
 
     def draws(self, count: int, generator: torch.Generator | None = None) -> Iterator[Weights]:
         """Every snapshot once if `count` allows it, else `count` different ones."""
+        return (self[index] for index in self._chosen(count, generator))
+
+    def _lent(
+        self, count: int, generator: torch.Generator | None, *, reuse: bool
+    ) -> Iterator[Weights]:
+        # A subclass may draw in another way; a file may be written anew.
+        if type(self) is not Samples or self.folder is not None:
+            return self.draws(count, generator)
+        return (lent(self._memory[index]) for index in self._chosen(count, generator))
+
+    def _chosen(self, count: int, generator: torch.Generator | None) -> list[int]:
         self._need_one()
         if count >= self._count:
-            yield from self
-            return
+            return list(range(self._count))
         device = "cpu" if generator is None else generator.device
         order = torch.randperm(self._count, generator=generator, device=device)
-        for index in sorted(order[:count].tolist()):
-            yield self[index]
+        chosen: list[int] = sorted(order[:count].tolist())
+        return chosen
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         self._need_one()

@@ -2,8 +2,9 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+PEERS  ?= .venv-peers
 
-.PHONY: demo test lint format bench docs clean
+.PHONY: demo test lint format bench bench-peers docs clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -27,12 +28,24 @@ format: $(VENV)/.installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/.installed  ## ratios, measured interleaved, and the page of them; nothing else may run meanwhile
+bench: $(VENV)/.installed  ## ratios, measured in turns, and the page of them; nothing else may run meanwhile
 	$(BIN)/python benchmarks/steps.py --memory --predict --json results/benchmarks.json
+	$(BIN)/python benchmarks/growth.py --json results/growth.json
+	$(BIN)/python benchmarks/page.py
+
+$(PEERS)/.installed: pyproject.toml constraints.txt benchmarks/peers.txt benchmarks/peers-need.txt
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet --upgrade pip
+	$(PEERS)/bin/python -m pip install --quiet -c constraints.txt -e . -r benchmarks/peers-need.txt
+	$(PEERS)/bin/python -m pip install --quiet --no-deps -r benchmarks/peers.txt
+	@touch $@
+
+bench-peers: $(PEERS)/.installed $(VENV)/.installed  ## the same for other libraries, in an environment of their own
+	$(PEERS)/bin/python benchmarks/peers.py --json results/peers.json
 	$(BIN)/python benchmarks/page.py
 
 docs: $(VENV)/.installed  ## the documentation, strictly: a broken link is an error
 	$(BIN)/mkdocs build --strict
 
 clean:
-	rm -rf $(VENV) demo build dist site
+	rm -rf $(VENV) $(PEERS) demo build dist site

@@ -4,11 +4,13 @@ Left with exact gradients: every sampler's error falls with its step. Right with
 SGLD and SGHMC take it for their own and get too wide; the thermostats of SGNHT and ATMC find it and take it
 out. Chains are worth some 8,000 draws, so an error of 3 % may be chance.
 
-Run: python benchmarks/sampler_bias.py     (writes docs/images/sampler_bias.png, in about two minutes)
+Run: python benchmarks/sampler_bias.py     (writes results/sampler-bias.json and docs/images/sampler_bias.png,
+     in about two minutes)
 """
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from collections.abc import Callable
@@ -19,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 import torchbayes as tb
+from torchbayes.evidence.record import provenance
 from torchbayes.optim.sampler import Sampler
 from torchbayes.report.figure import COLOURS, INK, axes_row
 
@@ -72,14 +75,32 @@ def error(name: str, step: float, noise: float) -> float:
     return float((total / count / variances - 1).abs().max())
 
 
-def main(path: Path) -> None:
-    figure, panels = axes_row(2, width=4.8, height=3.8, sharey=True)
-    for panel, noise in zip(panels, (0.0, NOISE), strict=True):
-        for (name, colour), marker in zip(
-            zip(SAMPLERS, COLOURS, strict=False), "osD^", strict=True
-        ):
+def measure() -> dict[str, dict[str, list[float]]]:
+    """The errors at every step, by the gradient's noise and sampler."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for noise in (0.0, NOISE):
+        for name in SAMPLERS:
             errors = [error(name, step, noise) for step in STEPS]
             print(f"noise {noise:g} {name}: {', '.join(f'{e:.1%}' for e in errors)}", flush=True)
+            found.setdefault(f"{noise:g}", {})[name] = errors
+    return found
+
+
+def main(folder: Path) -> None:
+    found = measure()
+    record = {
+        "command": "python benchmarks/sampler_bias.py", **provenance(), "steps": STEPS, "errors": found
+    }  # fmt: skip
+    (folder / "results").mkdir(parents=True, exist_ok=True)
+    text = json.dumps(record, indent=1) + "\n"
+    (folder / "results" / "sampler-bias.json").write_text(text, encoding="utf-8")
+    draw(found, folder / "docs" / "images" / "sampler_bias.png")
+
+
+def draw(found: dict[str, dict[str, list[float]]], path: Path) -> None:
+    figure, panels = axes_row(2, width=4.8, height=3.8, sharey=True)
+    for panel, rows in zip(panels, found.values(), strict=True):
+        for (name, errors), colour, marker in zip(rows.items(), COLOURS, "osD^", strict=False):
             panel.loglog(STEPS, [100 * e for e in errors], color=colour, marker=marker, label=name)
         panel.set_xticks(STEPS, [f"{step:g}" for step in STEPS])
         panel.minorticks_off()
@@ -95,4 +116,4 @@ def main(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path("docs/images/sampler_bias.png"))
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path())

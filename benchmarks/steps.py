@@ -3,10 +3,12 @@
 Each variant and its baseline take turns (A, B, A, B, …), so that what else the machine does falls on both
 alike; ratios are of medians, with quartiles. Plain Adam and SGD (momentum 0.9) are torch's as a user gets
 them; their fused forms, and the bare forward and backward pass that nothing can go below, stand beside
-them. A method is measured as `fit` drives it. Peak memory is that of a process of its own.
+them. A method is measured as `fit` drives it. K-FAC and noisy K-FAC invert their factors every tenth step:
+for them rounds come in tens and the ratio is of means, which has the inversion's share in it. Peak memory is
+that of a process of its own.
 
-    python benchmarks/steps.py [--network mlp] [--method vogn] [--rounds 15] [--memory] [--predict]
-                               [--batch 128] [--width 1200] [--draws 1] [--threads 2] [--json FILE]
+    python benchmarks/steps.py [--network mlp] [--method vogn] [--seconds 5] [--memory] [--predict]
+                               [--threads 2] [--json FILE]
 
 With --json the figures are added to what FILE has; `python benchmarks/page.py` makes docs/benchmarks.md.
 """
@@ -15,20 +17,21 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timing import interleaved, ratios, show
+from timing import budgeted, progress, ratios
 from torch import Tensor, nn
 
 import torchbayes as tb
 from torchbayes.evidence.record import provenance
-from torchbayes.methods import METHODS, method_options
+from torchbayes.methods import METHODS, Method, method_options
 from torchbayes.methods.base import Plan
 from torchbayes.models import lenet5, mlp, resnet18, resnet20
 
@@ -40,17 +43,13 @@ NETWORKS: dict[str, tuple[Callable[[int], nn.Module], int, tuple[int, ...]]] = {
     "resnet20": (lambda _: resnet20(batch_norm=False), 64, (3, 32, 32)),
     "resnet18": (lambda _: resnet18(stem="cifar"), 32, (3, 32, 32)),
 }
+# The least rounds of a pair. Steps that take long vary little, so fewer of them do.
+LEAST = {"mlp": 8, "lenet5": 8, "resnet20": 8, "resnet18": 5}
 BARE = ("forward and backward", "Adam", "Adam, fused", "SGD", "SGD, fused")
-TO_SGD = {
-    "sgld",
-    "psgld",
-    "sghmc",
-    "sgnht",
-    "atmc",
-    "hypernet",
-}  # the others are compared with Adam
+# The other methods are compared with Adam.
+TO_SGD = {"sgld", "psgld", "sghmc", "sgnht", "atmc", "hypernet"}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    **{name: (name, {}) for name in METHODS if name != "ensemble"},  # whose step is map's
+    **{name: (name, {}) for name in METHODS},
     "bbb flipout": ("bbb", {"estimator": "flipout"}),
     "bbb local": ("bbb", {"estimator": "local_reparameterisation"}),
     "bbb mixture prior": ("bbb", {"prior": "mixture"}),
@@ -66,11 +65,34 @@ TARGETS: dict[str, dict[str, float]] = {
     "atmc": {"mlp": 1.8, "lenet5": 1.08, "resnet20": 1.05, "resnet18": 1.08},
     "hypernet": {"mlp": 2.0, "lenet5": 1.25, "resnet20": 1.08},
 }
+# What a method's posterior is, which is what a prediction's time depends on. `Point` is one network: one
+# plain forward pass, nothing to measure.
+POSTERIORS = {
+    "map": "Point", "mle": "Point", "swa": "Point", "ogn": "Point", "kfac": "Point",
+    "bbb": "Gaussian", "vogn": "Gaussian", "ivon": "Gaussian", "hwa": "Gaussian",
+    "swag": "LowRankGaussian", "noisy-kfac": "KroneckerGaussian", "hypernet": "Generated",
+    "dropout": "DropoutPosterior", "ensemble": "Samples", "sgld": "Samples", "psgld": "Samples",
+    "sghmc": "Samples", "sgnht": "Samples", "atmc": "Samples",
+}  # fmt: skip
+# Draws and inputs of the prediction. A ResNet's 32 draws of 1,000 images take minutes, and the ratio of two
+# jobs with the same number of passes is that of fewer of them.
+PREDICTIONS = {
+    "mlp": (32, 1000),
+    "lenet5": (32, 1000),
+    "resnet20": (8, 250),
+    "resnet18": (2, 250),
+}
 
 
 def baseline(name: str) -> str:
     """What a variant is compared with."""
     return "SGD" if VARIANTS[name][0] in TO_SGD else "Adam"
+
+
+def cycle(name: str) -> int:
+    """After how many steps a variant has taken every kind of step that it takes."""
+    refresh = method_options(METHODS[VARIANTS[name][0]]).get("refresh_every")
+    return 1 if refresh is None else int(refresh.default)
 
 
 def bare(name: str, net: nn.Module, inputs: Tensor, targets: Tensor) -> Step:
@@ -91,14 +113,19 @@ def bare(name: str, net: nn.Module, inputs: Tensor, targets: Tensor) -> Step:
     return step
 
 
-def method(name: str, net: nn.Module, inputs: Tensor, targets: Tensor, draws: int) -> Step:
-    """A step of a method as `fit` takes it."""
+def make_method(name: str, net: nn.Module, draws: int = 1) -> Method:
+    """A variant's method on a network, as `fit` makes it."""
     kind, options = VARIANTS[name]
     if draws > 1 and "mc_samples" in method_options(METHODS[kind]):
         options = {**options, "mc_samples": draws}
     plan = Plan(50_000, 10, 390, torch.Generator().manual_seed(0), lambda: net)
     made = METHODS[kind](net, tb.Categorical(), plan, **options)
     made.begin_epoch(0)
+    return made
+
+
+def method_step(made: Method, inputs: Tensor, targets: Tensor) -> Step:
+    """A step of a method as `fit` takes it."""
 
     def closure() -> Tensor:
         made.optimizer.zero_grad()
@@ -109,118 +136,189 @@ def method(name: str, net: nn.Module, inputs: Tensor, targets: Tensor, draws: in
     return lambda: made.step(closure)
 
 
-def step_of(network: str, name: str, batch: int = 0, width: int = 1200, draws: int = 1) -> Step:
-    """The step of a variant on a network, with random data."""
+def problem(network: str, batch: int = 0, width: int = 1200) -> tuple[nn.Module, Tensor, Tensor]:
+    """A network and a batch of random data."""
     make, usual, shape = NETWORKS[network]
     torch.manual_seed(0)
     size = batch if batch else usual
-    net, inputs, targets = make(width), torch.randn(size, *shape), torch.randint(10, (size,))
+    return make(width), torch.randn(size, *shape), torch.randint(10, (size,))
+
+
+def step_of(network: str, name: str, batch: int = 0, width: int = 1200, draws: int = 1) -> Step:
+    """The step of a variant on a network, with random data."""
+    net, inputs, targets = problem(network, batch, width)
     if name in BARE:
         return bare(name, net, inputs, targets)
-    return method(name, net, inputs, targets, draws)
+    return method_step(make_method(name, net, draws), inputs, targets)
 
 
-def peak_memory(network: str, name: str) -> float:
-    """The peak memory in MB of a process that takes three steps, less that of importing torch (Linux)."""
-    code = (
-        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
-        "import steps\n"
-        # Not getrusage's: a child begins with its parent's peak.
-        "peak = lambda: int(open('/proc/self/status').read().split('VmHWM:')[1].split()[0])\n"
-        "before = peak()\n"
-        f"step = steps.step_of({network!r}, {name!r})\n"
-        "for _ in range(3): step()\n"
-        "print(peak() - before)\n"
+def why(error: BaseException) -> str:
+    """An exception in one line."""
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0][:200]}" if text else type(error).__name__
+
+
+def peak_memories(cases: Sequence[tuple[str, str]], threads: int) -> list[float]:
+    """The peak memory in MB that three steps of a variant on a network add to a process (Linux).
+
+    One process imports torch and never computes anything; each case is a fork of it.
+    """
+    command = [sys.executable, __file__, "--peak", json.dumps(list(cases)), "--threads", threads]
+    done = subprocess.run(
+        [str(part) for part in command], capture_output=True, text=True, check=True
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return int(done.stdout.split()[-1]) / 1024
+    return [float(line) for line in done.stdout.split()]
 
 
-def prediction(network: str, rounds: int, draws: int = 32, count: int = 1000) -> dict[str, Any]:
-    """A prediction with 32 draws of 1,000 inputs relative to 32 plain forward passes of them."""
-    make, _, shape = NETWORKS[network]
-    torch.manual_seed(0)
-    model, inputs = make(1200).eval(), torch.randn(count, *shape)
-    samples = tb.Samples(model)
-    for _ in range(draws):
-        samples.append()
+def _print_peaks(cases: Sequence[tuple[str, str]]) -> None:
+    def status(key: str) -> int:
+        return int(Path("/proc/self/status").read_text().split(f"{key}:")[1].split()[0])
+
+    for network, name in cases:
+        child = os.fork()
+        if child == 0:
+            Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+            before = status("VmRSS")
+            peak = float("nan")
+            try:
+                step = step_of(network, name)
+                for _ in range(3):
+                    step()
+                peak = (status("VmHWM") - before) / 1024
+            finally:
+                print(peak, flush=True)
+                os._exit(0)
+        os.waitpid(child, 0)
+
+
+def posterior_of(kind: str, model: nn.Module, draws: int, shape: tuple[int, ...]) -> tb.Posterior:
+    """A posterior of a kind, of random weights: what they are does not change the time."""
+    mean = tb.snapshot(model)
     std = {name: torch.full_like(p, 0.01) for name, p in model.named_parameters()}
-    gaussian = tb.Gaussian(tb.snapshot(model), std)
-
-    @torch.no_grad()
-    def plain() -> None:
+    if kind == "Samples":
+        samples = tb.Samples(model)
         for _ in range(draws):
-            model(inputs).softmax(1)
+            samples.append()
+        return samples
+    if kind == "Gaussian":
+        return tb.Gaussian(mean, std)
+    if kind == "LowRankGaussian":
+        factors = {name: torch.randn(20, *p.shape) * 1e-3 for name, p in std.items()}
+        return tb.LowRankGaussian(mean, std, factors)
+    name = next(name for name, of in POSTERIORS.items() if of == kind)
+    made = make_method(name, model)
+    method_step(made, torch.randn(8, *shape), torch.randint(10, (8,)))()
+    return made.posterior()
 
-    jobs: dict[str, Step] = {
-        "plain forward passes": plain,
-        "Samples": lambda: tb.predictive(model, samples, inputs, draws),
-        "Gaussian": lambda: tb.predictive(model, gaussian, inputs, draws),
-    }
-    return ratios(interleaved(jobs, rounds=rounds, warmup=1), "plain forward passes")
 
+def prediction(network: str, seconds: float) -> dict[str, Any]:
+    """A prediction with many draws, relative to as many plain forward passes, for each kind of posterior."""
+    make, _, shape = NETWORKS[network]
+    draws, count = PREDICTIONS[network]
+    found: dict[str, Any] = {"draws": draws, "inputs": count, "rows": {}}
+    for kind in dict.fromkeys(POSTERIORS.values()):
+        if kind == "Point":
+            continue
+        torch.manual_seed(0)
+        model, inputs = make(1200), torch.randn(count, *shape)
+        try:
+            posterior = posterior_of(kind, model, draws, shape)
+            model.eval()
 
-def measure(network: str, names: Iterable[str], arguments: argparse.Namespace) -> dict[str, Any]:
-    """All figures of a network."""
-    shape = (arguments.batch, arguments.width, arguments.draws)
-    found: dict[str, Any] = {}
-    plain = interleaved(
-        {name: step_of(network, name, *shape) for name in BARE}, rounds=arguments.rounds
-    )
-    for name, row in ratios(plain, "Adam").items():
-        found[name] = row | {"to": "Adam"}
-    for name in names:
-        # With its baseline alone: a dozen large networks in turns would push each other out of the cache.
-        to = baseline(name)
-        jobs = {other: step_of(network, other, *shape) for other in (to, name)}
-        row = ratios(interleaved(jobs, rounds=arguments.rounds), to)[name]
-        found[name] = row | {"to": to, "target": TARGETS.get(name, {}).get(network)}
-    if arguments.memory:
-        floor = {to: peak_memory(network, to) for to in ("Adam", "SGD")}
-        for name in names:
-            used = peak_memory(network, name)
-            found[name] |= {"memory": round(used / floor[baseline(name)], 2)}
-    show(
-        f"{network}: one step relative to plain Adam (samplers and hypernet: plain SGD)",
-        {_label(name, row): row for name, row in found.items()},
-    )
+            @torch.no_grad()
+            def plain(model: nn.Module = model, inputs: Tensor = inputs) -> None:
+                for _ in range(draws):
+                    model(inputs).softmax(1)
+
+            def ours(
+                model: nn.Module = model, inputs: Tensor = inputs, q: tb.Posterior = posterior
+            ) -> None:
+                tb.predictive(model, q, inputs, draws)
+
+            jobs = {"plain forward passes": plain, kind: ours}
+            times = budgeted(jobs, seconds, least=3, most=10)
+            found["rows"][kind] = ratios(times, "plain forward passes")[kind]
+            progress(f"{network}: prediction, {kind}: {found['rows'][kind]['ratio']:.2f}")
+        except Exception as error:  # a kind that cannot take a network is a row, not an end
+            found["rows"][kind] = {"error": why(error)}
+            progress(f"{network}: prediction, {kind}: {why(error)}")
     return found
 
 
-def _label(name: str, row: dict[str, Any]) -> str:
-    target = f" ≤ {row['target']}" if row.get("target") else ""
-    memory = f", memory {row['memory']}" if "memory" in row else ""
-    return f"{name}{target}{memory}"
+def measure(network: str, names: Iterable[str], arguments: argparse.Namespace) -> dict[str, Any]:
+    """The step times of a network."""
+    found: dict[str, Any] = {}
+    limits = {"seconds": arguments.seconds, "least": LEAST[network]}
+    plain = budgeted({name: step_of(network, name) for name in BARE}, **limits)
+    for name, row in ratios(plain, "Adam").items():
+        found[name] = row | {"to": "Adam", "rounds": len(plain[name])}
+    progress(f"{network}: floor {found[BARE[0]]['ratio']:.2f} of Adam")
+    for name in names:
+        # With its baseline alone: a dozen large networks in turns would push each other out of the cache.
+        to = baseline(name)
+        try:
+            jobs = {other: step_of(network, other) for other in (to, name)}
+            times = budgeted(jobs, **limits, cycle=cycle(name))
+            row = ratios(times, to, mean=cycle(name) > 1)[name] | {"rounds": len(times[name])}
+            progress(f"{network}: {name} {row['ratio']:.2f} of {to}")
+        except Exception as error:
+            row = {"error": why(error)}
+            progress(f"{network}: {name}: {row['error']}")
+        found[name] = row | {"to": to, "target": TARGETS.get(name, {}).get(network)}
+    return found
+
+
+def add_memory(network: str, names: Sequence[str], rows: dict[str, Any], threads: int) -> None:
+    """Add every variant's peak memory, relative to its baseline's, to its row."""
+    peaks = peak_memories([(network, name) for name in ("Adam", "SGD", *names)], threads)
+    floor = dict(zip(("Adam", "SGD"), peaks, strict=False))
+    for name, peak in zip(names, peaks[2:], strict=True):
+        if peak == peak:  # not a number: the variant failed
+            rows.setdefault(name, {"to": baseline(name)})
+            rows[name]["memory"] = round(peak / floor[baseline(name)], 2)
+    progress(f"{network}: memory")
+
+
+def read(path: Path | None, empty: dict[str, Any]) -> dict[str, Any]:
+    """What a file of results has."""
+    if path is None or not path.exists():
+        return empty
+    stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return stored
+
+
+def write(path: Path | None, stored: dict[str, Any], threads: int) -> None:
+    """Write results with what they were measured with."""
+    if path is not None:
+        stored |= provenance() | {"threads": threads}
+        path.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--network", choices=NETWORKS, action="append")
     parser.add_argument("--method", choices=VARIANTS, action="append")
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--batch", type=int, default=0, help="the network's usual one if 0")
-    parser.add_argument("--width", type=int, default=1200, help="of the MLP's hidden layers")
-    parser.add_argument("--draws", type=int, default=1, help="per step, where a method has them")
+    parser.add_argument("--seconds", type=float, default=5, help="for a pair, as far as rounds do")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--memory", action="store_true")
     parser.add_argument("--predict", action="store_true")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--peak", type=json.loads, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    stored: dict[str, Any] = {"networks": {}}
-    if arguments.json is not None and arguments.json.exists():
-        stored = json.loads(arguments.json.read_text(encoding="utf-8"))
+    if arguments.peak:
+        return _print_peaks(arguments.peak)
+    stored = read(arguments.json, {"networks": {}})
+    names = list(VARIANTS) if arguments.method is None else arguments.method
     for network in NETWORKS if arguments.network is None else arguments.network:
         place = stored["networks"].setdefault(network, {})
-        names = list(VARIANTS) if arguments.method is None else arguments.method
-        place.setdefault("steps", {}).update(measure(network, names, arguments))
-        place["rounds"] = arguments.rounds
+        rows = place.setdefault("steps", {})
+        rows.update(measure(network, names, arguments))
+        if arguments.memory:
+            add_memory(network, names, rows, arguments.threads)
         if arguments.predict:
-            place["prediction"] = prediction(network, max(3, arguments.rounds // 3))
-            show(f"{network}: 32 draws of 1,000 inputs", place["prediction"])
-    stored |= provenance() | {"threads": arguments.threads}
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
+            place["prediction"] = prediction(network, arguments.seconds)
+        write(arguments.json, stored, arguments.threads)
 
 
 if __name__ == "__main__":

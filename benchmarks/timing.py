@@ -6,6 +6,41 @@ import statistics
 import time
 from collections.abc import Callable
 
+START = time.perf_counter()
+
+
+def budgeted(
+    jobs: dict[str, Callable[[], object]],
+    seconds: float,
+    *,
+    least: int = 8,
+    most: int = 40,
+    cycle: int = 1,
+) -> dict[str, list[float]]:
+    """As `interleaved`, with as many rounds as fit into `seconds`.
+
+    Args:
+        jobs: What to time.
+        seconds: For all rounds together; two more warm up.
+        least: The rounds that there are at least.
+        most: And at most.
+        cycle: The rounds are a multiple of it: of a job that does something more every so often, all of
+            its kinds of steps are then seen as often as they come.
+    """
+    for _ in range(2):
+        start = time.perf_counter()
+        for job in jobs.values():
+            job()
+        once = time.perf_counter() - start
+    rounds = min(max(int(seconds / once), least), most)
+    return interleaved(jobs, rounds=-(-rounds // cycle) * cycle, warmup=0)
+
+
+def progress(text: str) -> None:
+    """Print a line with the minutes and seconds since the start."""
+    minutes, seconds = divmod(int(time.perf_counter() - START), 60)
+    print(f"[{minutes:2d}:{seconds:02d}] {text}", flush=True)
+
 
 def interleaved(
     jobs: dict[str, Callable[[], object]], *, rounds: int = 30, warmup: int = 3
@@ -23,12 +58,16 @@ def interleaved(
     return seconds
 
 
-def ratios(seconds: dict[str, list[float]], to: str) -> dict[str, dict[str, float]]:
-    """Median and quartiles of every job's time, relative to the median of job `to`."""
-    base = statistics.median(seconds[to])
+def ratios(
+    seconds: dict[str, list[float]], to: str, *, mean: bool = False
+) -> dict[str, dict[str, float]]:
+    """Median (or mean) and quartiles of every job's time, relative to that of job `to`."""
+    centre = statistics.mean if mean else statistics.median
+    base = centre(seconds[to])
     result = {}
     for name, values in seconds.items():
-        low, middle, high = statistics.quantiles(values, n=4)
+        low, _, high = statistics.quantiles(values, n=4)
+        middle = centre(values)
         result[name] = {
             "ratio": round(middle / base, 3),
             "low": round(low / base, 3),

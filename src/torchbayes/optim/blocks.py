@@ -2,7 +2,7 @@
 
 An operation on a large tensor waits for the memory, and an operation on a small one for its call. So a
 large tensor is cut into blocks that stay in the processor's cache from the first operation to the last,
-and small tensors are copied together into one block.
+and small tensors are copied together into one block, unless they lie together in memory already.
 """
 
 from __future__ import annotations
@@ -77,17 +77,36 @@ class Workspace:
         self, changed: list[list[Tensor]], given: list[list[Tensor]]
     ) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
         sizes = [t.numel() for t in changed[0]]
+        there = [_neighbours(column) for column in [*changed, *given]]
         flat = [
             torch.cat(
                 [t.reshape(-1) for t in column],
                 out=self.buffer(f"gathered {number}", column[0], sum(sizes)),
             )
-            for number, column in enumerate([*changed, *given])
+            if whole is None
+            else whole
+            for number, (column, whole) in enumerate(zip([*changed, *given], there, strict=True))
         ]
         yield flat[: len(changed)], flat[len(changed) :]
-        for column, result in zip(changed, flat, strict=False):
-            parts = zip(result.split(sizes), column, strict=True)
-            torch._foreach_copy_(column, [part.view(t.shape) for part, t in parts])
+        for column, result, whole in zip(changed, flat, there, strict=False):
+            if whole is None:
+                parts = zip(result.split(sizes), column, strict=True)
+                torch._foreach_copy_(column, [part.view(t.shape) for part, t in parts])
+
+
+def _neighbours(column: Sequence[Tensor]) -> Tensor | None:
+    """Tensors that lie one after the other in one memory, as the flat tensor that they are parts of."""
+    first = column[0]
+    memory, place = first.untyped_storage().data_ptr(), first.storage_offset()
+    for tensor in column:
+        if (
+            tensor.storage_offset() != place
+            or tensor.untyped_storage().data_ptr() != memory
+            or not tensor.is_contiguous()
+        ):
+            return None
+        place += tensor.numel()
+    return first.as_strided((place - first.storage_offset(),), (1,))
 
 
 def _packed(places: Sequence[int], sizes: Sequence[int], limit: int) -> Iterator[list[int]]:

@@ -232,8 +232,7 @@ class Sampler(torch.optim.Optimizer):
         for group in self.param_groups:
             self.check(group)
         for group, params in zip(self.param_groups, active, strict=True):
-            for p in params:
-                self._count(p)
+            self._count(params)
             for alike in self._alike(params):
                 self._walk(group, alike)
             if params:
@@ -245,8 +244,9 @@ class Sampler(torch.optim.Optimizer):
             return
         # One pass: a norm is finite only if every entry is, bar overflow, which is looked at below.
         norms = torch._foreach_norm([_gradient(p) for p in params])
-        one_kind = [n.to(norms[0].device, torch.float32) for n in norms]
-        if bool(torch.isfinite(torch.stack(one_kind)).all()):
+        if len({(n.device, n.dtype) for n in norms}) > 1:
+            norms = [n.to(norms[0].device, torch.float32) for n in norms]
+        if math.isfinite(float(torch.stack(norms).sum())):
             return
         for p in params:
             if not bool(torch.isfinite(_gradient(p)).all()):
@@ -255,13 +255,22 @@ class Sampler(torch.optim.Optimizer):
                     "at the loss and the data, or use a smaller step"
                 )
 
-    def _count(self, p: Tensor) -> None:
-        state = self.state[p]
-        if not state:
-            state["step"] = 0
+    def _count(self, params: Sequence[Tensor]) -> None:
+        fresh: dict[Any, list[Tensor]] = {}
+        for p in params:
+            if not self.state[p]:
+                fresh.setdefault((p.device, p.dtype), []).append(p)
+        for some in fresh.values():
+            sizes = [p.numel() for p in some]
+            for p in some:
+                self.state[p]["step"] = 0
             for name in self.buffers:
-                state[name] = torch.zeros_like(p, memory_format=torch.contiguous_format)
-        state["step"] += 1
+                # One after the other in memory: small ones then need not be copied together at every step.
+                parts = some[0].new_zeros(sum(sizes)).split(sizes)
+                for p, part in zip(some, parts, strict=True):
+                    self.state[p][name] = part.view(p.shape)
+        for p in params:
+            self.state[p]["step"] += 1
 
     def _alike(self, params: Iterable[Tensor]) -> list[list[Tensor]]:
         """The parameters by device, type and number of updates."""

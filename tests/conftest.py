@@ -6,6 +6,6 @@ import os
 # the process dies of an illegal instruction. Processes that tests start inherit this.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
-import torch  # noqa: E402
+import torch
 
 torch.set_num_threads(1)

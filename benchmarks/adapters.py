@@ -241,7 +241,9 @@ def tyxe(flipout: bool) -> Callable[[nn.Module, Tensor, Tensor], Peer]:
         import pyro.distributions as dist
         import tyxe as peer
 
+        note = ""
         if not hasattr(pyro.util, "deep_getattr"):  # later versions of pyro have moved it
+            note = "with a function that later versions of pyro lack put back"
             pyro.util.deep_getattr = lambda module, name: attrgetter(name)(module)
         pyro.clear_param_store()
         pyro.enable_validation(False)
@@ -265,7 +267,7 @@ def tyxe(flipout: bool) -> Callable[[nn.Module, Tensor, Tensor], Peer]:
             result: Tensor = bnn.predict(batch, num_predictions=draws)
             return result
 
-        return Peer(step, predict)
+        return Peer(step, predict, note)
 
     return make
 
@@ -349,9 +351,13 @@ class Vogn:
             [torch.zeros_like(p) for p in self.weights] for _ in range(4)
         )
         self.gamma, self.delta = 150 / TRAIN_SIZE, 1 / TRAIN_SIZE
+        self.begun = False
 
     def draw(self) -> None:
-        """Put a draw into the weights."""
+        """Put a draw into the weights; the first step is at the mean, as ours, for want of a precision."""
+        if not self.begun:
+            self.begun = True
+            return
         for noise in self.noise:
             noise.normal_()
         vogn_draw(

@@ -49,7 +49,7 @@ SETTINGS = {
     "batch": (16, 64, 256, 1024),
     "width": (150, 300, 600, 1200),
     "draws": (1, 2, 4, 8),
-    "predicting": (1, 4, 16, 64),
+    "predicting": (1, 4, 16, 32),
 }
 PROCESSES = (1, 2)
 ROUNDS = {"least": 8, "most": 30}

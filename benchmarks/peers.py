@@ -6,7 +6,7 @@ row that says why. `adapters.py` has what each of them does; its losses are kept
 a last step on one batch, which should have fallen.
 
     make bench-peers     or, where the peers are installed:
-    python benchmarks/peers.py [--network mlp] [--peer BLiTZ] [--seconds 5] [--threads 2] [--json FILE]
+    python benchmarks/peers.py [--network mlp] [--peer BLiTZ] [--seconds 3] [--threads 2] [--json FILE]
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from typing import Any
 import torch
 from adapters import PEERS, Peer
 from steps import (
-    LEAST,
     NETWORKS,
     POSTERIORS,
     PREDICTIONS,
@@ -36,6 +35,12 @@ from steps import (
 from timing import budgeted, progress, ratios
 
 import torchbayes as tb
+
+LEAST = {"mlp": 8, "lenet5": 8, "resnet20": 5, "resnet18": 3}
+PREDICTING = (
+    "mlp",
+    "lenet5",
+)  # a forward pass of the others takes so long that nothing else counts
 
 
 def compare(network: str, name: str, seconds: float) -> dict[str, Any]:
@@ -54,11 +59,11 @@ def compare(network: str, name: str, seconds: float) -> dict[str, Any]:
 
         to = baseline(entry.ours)
         jobs = {"plain": step_of(network, to), "ours": step_of(network, entry.ours), "peer": step}
-        times = budgeted(jobs, seconds, least=min(5, LEAST[network]), most=30)
+        times = budgeted(jobs, seconds, least=LEAST[network], most=30, warmup=1)
         found = ratios(times, "plain")
         row |= {"to": to, "ours": found["ours"], "peer": found["peer"]}
         row |= {"rounds": len(times["peer"]), "losses": [round(losses[0], 4), round(losses[-1], 4)]}
-        if peer.predict is not None:
+        if peer.predict is not None and network in PREDICTING:
             row["prediction"] = predictions(network, peer, VARIANTS[entry.ours][0], seconds)
     except PackageNotFoundError:
         row["error"] = f"{entry.package} is not installed"
@@ -86,7 +91,7 @@ def predictions(network: str, peer: Peer, method: str, seconds: float) -> dict[s
         "ours": lambda: tb.predictive(model, posterior, inputs, draws),
         "peer": lambda: predict(inputs, draws),
     }
-    found = ratios(budgeted(jobs, seconds, least=3, most=6), "plain")
+    found = ratios(budgeted(jobs, seconds, least=2, most=6, warmup=1), "plain")
     return {"draws": draws, "inputs": count, "ours": found["ours"], "peer": found["peer"]}
 
 
@@ -94,7 +99,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--network", choices=NETWORKS, action="append")
     parser.add_argument("--peer", choices=PEERS, action="append")
-    parser.add_argument("--seconds", type=float, default=5, help="for three jobs, as rounds allow")
+    parser.add_argument("--seconds", type=float, default=3, help="for three jobs, as rounds allow")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()

@@ -7,7 +7,7 @@ them. A method is measured as `fit` drives it. K-FAC and noisy K-FAC invert thei
 for them rounds come in tens and the ratio is of means, which has the inversion's share in it. Peak memory is
 that of a process of its own.
 
-    python benchmarks/steps.py [--network mlp] [--method vogn] [--seconds 5] [--memory] [--predict]
+    python benchmarks/steps.py [--network mlp] [--method vogn] [--seconds 3] [--memory] [--predict]
                                [--threads 2] [--json FILE]
 
 With --json the figures are added to what FILE has; `python benchmarks/page.py` makes docs/benchmarks.md.
@@ -79,8 +79,8 @@ POSTERIORS = {
 PREDICTIONS = {
     "mlp": (32, 1000),
     "lenet5": (32, 1000),
-    "resnet20": (8, 250),
-    "resnet18": (2, 250),
+    "resnet20": (4, 250),
+    "resnet18": (1, 250),
 }
 
 
@@ -236,7 +236,7 @@ def prediction(network: str, seconds: float) -> dict[str, Any]:
                 tb.predictive(model, q, inputs, draws)
 
             jobs = {"plain forward passes": plain, kind: ours}
-            times = budgeted(jobs, seconds, least=3, most=10)
+            times = budgeted(jobs, seconds, least=3, most=10, warmup=1)
             found["rows"][kind] = ratios(times, "plain forward passes")[kind]
             progress(f"{network}: prediction, {kind}: {found['rows'][kind]['ratio']:.2f}")
         except Exception as error:  # a kind that cannot take a network is a row, not an end
@@ -298,7 +298,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--network", choices=NETWORKS, action="append")
     parser.add_argument("--method", choices=VARIANTS, action="append")
-    parser.add_argument("--seconds", type=float, default=5, help="for a pair, as far as rounds do")
+    parser.add_argument("--seconds", type=float, default=3, help="for a pair, as far as rounds do")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--memory", action="store_true")
     parser.add_argument("--predict", action="store_true")

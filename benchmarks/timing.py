@@ -16,18 +16,20 @@ def budgeted(
     least: int = 8,
     most: int = 40,
     cycle: int = 1,
+    warmup: int = 2,
 ) -> dict[str, list[float]]:
     """As `interleaved`, with as many rounds as fit into `seconds`.
 
     Args:
         jobs: What to time.
-        seconds: For all rounds together; two more warm up.
+        seconds: For all rounds together.
         least: The rounds that there are at least.
         most: And at most.
         cycle: The rounds are a multiple of it: of a job that does something more every so often, all of
             its kinds of steps are then seen as often as they come.
+        warmup: The rounds before those that count; the last of them tells how long one takes.
     """
-    for _ in range(2):
+    for _ in range(warmup):
         start = time.perf_counter()
         for job in jobs.values():
             job()

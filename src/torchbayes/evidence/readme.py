@@ -52,7 +52,7 @@ def filled_in(text: str, claims: Sequence[Claim], records: Mapping[str, Record])
 def _between(text: str, name: str, content: str) -> str:
     """Put `content` between the markers of that name."""
     pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
-    return pattern.sub(lambda found: f"{found[1]}{content}{found[2]}", text)
+    return pattern.sub(lambda found: f"{found[1]}\n{content}\n{found[2]}", text)
 
 
 def _about(record: Record) -> str:

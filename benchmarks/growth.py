@@ -29,6 +29,7 @@ from steps import (
     BARE,
     TO_SGD,
     baseline,
+    cycle,
     make_method,
     posterior_of,
     problem,
@@ -59,7 +60,8 @@ def pair(name: str, to: str, seconds: float, **setting: int) -> dict[str, float]
     """A variant's ratio to a plain optimiser."""
     plain = {key: value for key, value in setting.items() if key != "draws"}
     jobs = {to: step_of("mlp", to, **plain), name: step_of("mlp", name, **setting)}
-    return ratios(budgeted(jobs, seconds, **ROUNDS), to)[name]
+    every = 1 if name in BARE else cycle(name)
+    return ratios(budgeted(jobs, seconds, **ROUNDS, cycle=every), to, mean=every > 1)[name]
 
 
 def growth(along: str, seconds: float) -> dict[str, Any]:

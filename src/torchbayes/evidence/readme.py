@@ -63,7 +63,8 @@ def _about(record: Record) -> str:
         "first, the best of\neach column in bold. *Errors*, *MNIST* and *noise*: the AUROC with which doubt "
         "tells wrong answers from right ones, MNIST's\nimages from test images, and noise from test images; "
         "0.5 is a coin toss. *Stored*: numbers kept for each weight.\n"
-        f"Made by `{record.command}`; spreads: [docs/results.md](docs/results.md).\n"
+        f"Made by `{record.command}`; more scores{' and spreads' if seeds > 1 else ''}: "
+        "[docs/results.md](docs/results.md).\n"
     )
 
 

@@ -34,6 +34,7 @@ from torchbayes.evidence.record import provenance
 from torchbayes.methods import METHODS, Method, method_options
 from torchbayes.methods.base import Plan
 from torchbayes.models import lenet5, mlp, resnet18, resnet20
+from torchbayes.noise import normals_
 
 Step = Callable[[], Any]
 NETWORKS: dict[str, tuple[Callable[[int], nn.Module], int, tuple[int, ...]]] = {
@@ -45,7 +46,8 @@ NETWORKS: dict[str, tuple[Callable[[int], nn.Module], int, tuple[int, ...]]] = {
 }
 # The least rounds of a pair. Steps that take long vary little, so fewer of them do.
 LEAST = {"mlp": 8, "lenet5": 8, "resnet20": 8, "resnet18": 5}
-BARE = ("forward and backward", "Adam", "Adam, fused", "SGD", "SGD, fused")
+NORMALS = "a normal number per weight"
+BARE = ("forward and backward", "Adam", "Adam, fused", "SGD", "SGD, fused", NORMALS)
 # The other methods are compared with Adam.
 TO_SGD = {"sgld", "psgld", "sghmc", "sgnht", "atmc", "hypernet"}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -96,7 +98,10 @@ def cycle(name: str) -> int:
 
 
 def bare(name: str, net: nn.Module, inputs: Tensor, targets: Tensor) -> Step:
-    """A step without torchbayes."""
+    """A step of plain torch, or only the random numbers that a method with noise cannot do without."""
+    if name == NORMALS:
+        kept, generator = [torch.empty_like(p) for p in net.parameters()], torch.Generator()
+        return lambda: normals_(kept, generator)
     fused = True if name.endswith("fused") else None
     optimizer: torch.optim.Optimizer = (
         torch.optim.SGD(net.parameters(), lr=1e-3, momentum=0.9, fused=fused)

@@ -243,7 +243,7 @@ class Sampler(torch.optim.Optimizer):
         if not params:
             return
         # One pass: a norm is finite only if every entry is, bar overflow, which is looked at below.
-        norms = torch._foreach_norm([_gradient(p) for p in params])
+        norms = list(torch._foreach_norm([_gradient(p) for p in params]))
         if len({(n.device, n.dtype) for n in norms}) > 1:
             norms = [n.to(norms[0].device, torch.float32) for n in norms]
         if math.isfinite(float(torch.stack(norms).sum())):

@@ -54,14 +54,16 @@ def headline_picture(record: Record) -> Figure:
 def _dots(axes: Axes, record: Record, score: str) -> None:
     """Each method's dot with its spread over seeds, and the corner that beats one network on both."""
     axes.margins(0.1)
+    end = _end(record)
     for methods, colour, shape in FAMILIES.values():
         for scores in (record.rows[method] for method in methods):
             x, y = scores["nll"], scores[score]
+            place = min(x.mean, end)
             axes.errorbar(
-                x.mean, y.mean, xerr=x.spread, yerr=y.spread, fmt="none", ecolor=colour, alpha=0.4,
-                elinewidth=0.8, zorder=1,
+                place, y.mean, xerr=x.spread if place < end else None, yerr=y.spread, fmt="none",
+                ecolor=colour, alpha=0.4, elinewidth=0.8, zorder=1,
             )  # fmt: skip
-            axes.plot(x.mean, y.mean, shape, color=colour, markersize=8, markeredgecolor="white")
+            axes.plot(place, y.mean, shape, color=colour, markersize=8, markeredgecolor="white")
     left, right, low, high = axes.axis()
     high = min(high, 1.01)
     axes.axis((left, right, low, high))
@@ -74,17 +76,26 @@ def _dots(axes: Axes, record: Record, score: str) -> None:
     )  # fmt: skip
 
 
+def _end(record: Record) -> float:
+    """Where the NLL axis ends: one that is far out (Tukey's fences) would squeeze all the others."""
+    values = [scores["nll"].mean for scores in record.rows.values()]
+    first, third = np.quantile(values, [0.25, 0.75])
+    return float(third + 3 * (third - first))
+
+
 def _names(axes: Axes, renderer: RendererAgg, record: Record, score: str) -> None:
     """Write each name beside its dot, where it covers the least of the others."""
     colours = {m: colour for methods, colour, _ in FAMILIES.values() for m in methods}
-    rows = record.rows
-    dots = axes.transData.transform([(rows[m]["nll"].mean, rows[m][score].mean) for m in rows])
+    rows, end = record.rows, _end(record)
+    losses = {method: scores["nll"].mean for method, scores in rows.items()}
+    dots = axes.transData.transform([(min(losses[m], end), rows[m][score].mean) for m in rows])
+    labels = [m if losses[m] <= end else f"{m}: NLL {losses[m]:.2f} →" for m in rows]
     texts = [
         axes.text(
-            0, 0, method, ha="center", va="center", fontsize=10, color=colours[method],
+            0, 0, label, ha="center", va="center", fontsize=10, color=colours[method],
             path_effects=[withStroke(linewidth=2.5, foreground="white")],
         )
-        for method in rows
+        for method, label in zip(rows, labels, strict=True)
     ]  # fmt: skip
     boxes = [text.get_window_extent(renderer) for text in texts]
     sizes = np.array([(box.width, box.height) for box in boxes])

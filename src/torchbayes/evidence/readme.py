@@ -57,9 +57,10 @@ def _between(text: str, name: str, content: str) -> str:
 
 def _about(record: Record) -> str:
     settings, seeds = record.settings, len(record.seeds)
+    runs = f"mean of {seeds} seeds" if seeds > 1 else "one seed, so small differences say nothing"
     return (
         f"LeNet-5 on {settings['examples']:,} images of Fashion-MNIST, {settings['epochs']} epochs, "
-        f"{settings['samples']} draws, {f'mean of {seeds} seeds' if seeds > 1 else 'one seed'}; the best NLL "
+        f"{settings['samples']} draws, {runs}; the best NLL "
         "first, the best of\neach column in bold. *Errors*, *MNIST* and *noise*: the AUROC with which doubt "
         "tells wrong answers from right ones, MNIST's\nimages from test images, and noise from test images; "
         "0.5 is a coin toss. *Stored*: numbers kept for each weight.\n"

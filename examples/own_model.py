@@ -34,7 +34,7 @@ def main() -> None:
     train_set = TensorDataset(data.train.inputs, data.train.targets)
     model = Digits()
     optimizer = tb.IVON(model, lr=0.2, train_size=len(train_set))  # was torch.optim.AdamW(…)
-    for _ in range(20):
+    for _ in range(30):
         for images, labels in DataLoader(train_set, 64, shuffle=True):
             with optimizer.sampled():  # new: the step sees a draw of the weights
                 optimizer.zero_grad()

@@ -5,7 +5,8 @@ alike; ratios are of medians, with quartiles. Plain Adam and SGD (momentum 0.9) 
 them; their fused forms, and the bare forward and backward pass that nothing can go below, stand beside
 them. A method is measured as `fit` drives it. K-FAC and noisy K-FAC invert their factors every tenth step:
 for them rounds come in tens and the ratio is of means, which has the inversion's share in it. Peak memory is
-that of a process of its own.
+that of a process of its own. Labels are drawn anew at every step: a batch that is learned by heart leaves
+gradients whose squares are denormal numbers, which some processors are slow with.
 
     python benchmarks/steps.py [--network mlp] [--method vogn] [--seconds 3] [--memory] [--predict]
                                [--threads 2] [--json FILE]
@@ -37,6 +38,7 @@ from torchbayes.models import lenet5, mlp, resnet18, resnet20
 from torchbayes.noise import normals_
 
 Step = Callable[[], Any]
+CLASSES = 10
 NETWORKS: dict[str, tuple[Callable[[int], nn.Module], int, tuple[int, ...]]] = {
     # name: (the network of a width, the batch, one input's shape)
     "mlp": (lambda width: mlp(784, hidden=(width, width)), 128, (784,)),
@@ -111,6 +113,7 @@ def bare(name: str, net: nn.Module, inputs: Tensor, targets: Tensor) -> Step:
 
     def step() -> None:
         optimizer.zero_grad()
+        targets.random_(CLASSES)
         F.cross_entropy(net(inputs), targets).backward()
         if name != BARE[0]:
             optimizer.step()
@@ -134,6 +137,7 @@ def method_step(made: Method, inputs: Tensor, targets: Tensor) -> Step:
 
     def closure() -> Tensor:
         made.optimizer.zero_grad()
+        targets.random_(CLASSES)
         loss = made.loss(inputs, targets)
         loss.backward()
         return loss
@@ -146,7 +150,7 @@ def problem(network: str, batch: int = 0, width: int = 1200) -> tuple[nn.Module,
     make, usual, shape = NETWORKS[network]
     torch.manual_seed(0)
     size = batch if batch else usual
-    return make(width), torch.randn(size, *shape), torch.randint(10, (size,))
+    return make(width), torch.randn(size, *shape), torch.randint(CLASSES, (size,))
 
 
 def step_of(network: str, name: str, batch: int = 0, width: int = 1200, draws: int = 1) -> Step:
@@ -212,7 +216,7 @@ def posterior_of(kind: str, model: nn.Module, draws: int, shape: tuple[int, ...]
         return tb.LowRankGaussian(mean, std, factors)
     name = next(name for name, of in POSTERIORS.items() if of == kind)
     made = make_method(name, model)
-    method_step(made, torch.randn(8, *shape), torch.randint(10, (8,)))()
+    method_step(made, torch.randn(8, *shape), torch.randint(CLASSES, (8,)))()
     return made.posterior()
 
 

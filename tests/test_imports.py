@@ -10,7 +10,7 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "torchbayes"
 
 # What a part of the library may import from it; `None` is no limit.
-CORE = {"_version", "storage", "posterior", "prior", "parameters", "noise"}
+CORE = {"_version", "storage", "posterior", "prior", "parameters", "noise", "fused"}
 ALLOWED: dict[str, set[str] | None] = {
     "models": {"models"},
     "metrics": {"metrics"},
@@ -20,6 +20,7 @@ ALLOWED: dict[str, set[str] | None] = {
     "prior": CORE,
     "parameters": CORE,
     "noise": CORE,
+    "fused": {"fused"},
     "curvature": CORE | {"curvature", "data"},
     "optim": CORE | {"optim", "curvature", "distributed"},
     "average": CORE | {"average", "batchnorm", "data", "variational"},

@@ -10,7 +10,6 @@ import pytest
 import torch
 from scipy import stats
 
-from torchbayes import noise
 from torchbayes.noise import gaussians_, normal_, normals_, random_signs
 
 LARGE = 1_000_003  # several chunks, the last of them odd
@@ -40,37 +39,21 @@ def test_numbers_do_not_depend_on_the_number_of_threads() -> None:
 
 
 @pytest.mark.usefixtures("threads")
-def test_threads_of_our_own_give_the_same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.set_num_threads(2)
-    first = normal_(torch.empty(LARGE), seeded())
-    monkeypatch.setattr(noise, "_openmp", lambda: None)
-    assert torch.equal(first, normal_(torch.empty(LARGE), seeded()))
-
-
-@pytest.mark.usefixtures("threads")
-@pytest.mark.parametrize("own", [True, False])
-def test_errors_in_threads_are_raised(own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.set_num_threads(2)
-    if own:
-        monkeypatch.setattr(noise, "_openmp", lambda: None)
-    whole = torch.zeros(LARGE, dtype=torch.int64)  # there are no normal whole numbers
-    with pytest.raises(NotImplementedError):
-        normal_(whole, seeded())
-
-
-@pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("count", [1, 2])
-def test_means_and_stds_are_put_on_the_same_numbers(count: int) -> None:
+@pytest.mark.parametrize("ordered", [True, False])
+def test_means_and_stds_are_put_on_the_same_numbers(count: int, ordered: bool) -> None:
     torch.set_num_threads(count)
     shapes = [(LARGE,), (10,), (600, 500), (3, 40_000)]
     epsilon, drawn = ([torch.empty(shape) for shape in shapes] for _ in range(2))
     means = [torch.randn(shape) for shape in shapes]
     stds = [torch.rand(shape) for shape in shapes]
-    stds[2] = torch.rand(500, 600).t()  # another order of entries in memory
+    if not ordered:
+        stds[2] = torch.rand(500, 600).t()  # another order of entries in memory
     normals_(epsilon, seeded())
     gaussians_(drawn, means, stds, seeded())
     for x, e, mean, std in zip(drawn, epsilon, means, stds, strict=True):
-        np.testing.assert_array_equal(x, e.numpy() * std.numpy() + mean.numpy())
+        # A product and a sum may be rounded together.
+        np.testing.assert_allclose(x, e.numpy() * std.numpy() + mean.numpy(), rtol=1e-5, atol=1e-6)
 
 
 def test_the_masters_state_is_all_there_is() -> None:
@@ -92,8 +75,9 @@ def test_small_tensors_are_torchs_own() -> None:
     assert torch.equal(ours, normal_(torch.empty(LARGE)))
 
 
-def test_large_tensors_are_normal() -> None:
-    x = normal_(torch.empty(LARGE, dtype=torch.float64), seeded(1)).numpy()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_large_tensors_are_normal(dtype: torch.dtype) -> None:
+    x = normal_(torch.empty(LARGE, dtype=dtype), seeded(1)).double().numpy()
     # With a fixed seed these are not chances; the limits are what a right generator passes 999 times in 1000.
     assert stats.kstest(x, "norm").pvalue > 1e-3
     assert abs(x.mean()) < 3.3 / math.sqrt(LARGE)

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchbayes.fused import Loop
 from torchbayes.optim.base import check_number
 from torchbayes.optim.momentum import friction_of, mass_of, speed_limit_of
 from torchbayes.optim.sampler import Block, Sampler
@@ -29,6 +30,7 @@ from torchbayes.optim.thermostat import (
     drift,
     friction_in_a_step,
     is_relativistic,
+    loop_numbers,
     momentum_update,
     steady_momentum_update,
 )
@@ -149,3 +151,9 @@ class ATMC(Sampler):
             h=group["lr"], m=group["mass"], c=group["speed_limit"], d=group["friction"],
             n=block.n, delta=block.delta,
         )  # fmt: skip
+
+    def loop(
+        self, group: dict[str, Any], n: float, delta: float, step: int
+    ) -> tuple[Loop, tuple[float, ...]]:
+        """Algorithm 1."""
+        return Loop.ATMC, loop_numbers(group, n, delta)

@@ -22,7 +22,6 @@ from torchbayes import distributed
 from torchbayes.curvature import Capture, check_mean_loss
 from torchbayes.curvature.marks import has_new_gradient, mark_gradients
 from torchbayes.curvature.products import Scratch
-from torchbayes.noise import normals_
 from torchbayes.optim.statistics import Bank, Statistics
 from torchbayes.parameters import norm_parameters, trainable
 from torchbayes.posterior import Posterior, snapshot
@@ -147,7 +146,7 @@ class WeightOptimizer(torch.optim.Optimizer):
 
     @abstractmethod
     def _perturb(self, group: dict[str, Any], params: list[Tensor], draws: list[Tensor]) -> None:
-        """Turn standard normal numbers in `draws` into draws of the weights."""
+        """Fill `draws` with draws of the weights."""
 
     @abstractmethod
     def _statistics(self) -> Statistics:
@@ -200,7 +199,6 @@ class WeightOptimizer(torch.optim.Optimizer):
         groups = [(group, self._perturbable(group)) for group in self.param_groups]
         groups = [(group, [p for p in params if p.requires_grad]) for group, params in groups]
         draws = {id(p): self._buffer("draw", p) for _, params in groups for p in params}
-        normals_(list(draws.values()), self.generator)
         for group, params in groups:
             if params:
                 self._perturb(group, params, [draws[id(p)] for p in params])

@@ -27,6 +27,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchbayes import fused
+from torchbayes.noise import normals_
 from torchbayes.optim.base import WeightOptimizer, check_number, resolve_prior
 from torchbayes.optim.statistics import Statistics
 from torchbayes.posterior import Gaussian, Weights
@@ -218,6 +220,11 @@ class IVON(WeightOptimizer):
             draws, [p.detach() for p in params], [self._curvature(group, p) for p in params],
             *self._own_prior(group, params, False)[:1],
         ]  # fmt: skip
+        if self.prior is None and fused.fits(lists, self.generator):
+            numbers = (self._delta(group, False), self._lam(group) ** -0.5)
+            fused.run(fused.Loop.DRAW, lists, numbers, self.generator)
+            return
+        normals_(draws, self.generator)
         for u, (noise, mu, h, *own) in self._blocks(lists):
             delta = own[0] if own else self._delta(group, False)
             ivon_draw(noise, mu, h, u, delta=delta, lam=self._lam(group))
@@ -273,6 +280,15 @@ class IVON(WeightOptimizer):
             *self._own_prior(group, params, fixed),
         ]
         beta1, beta2 = group["betas"]
+        debias = 1 - beta1**step
+        if kind == "draw" and self.prior is None and not fixed and fused.fits(lists, None):
+            d, h0 = self._delta(group, False), group["initial_curvature"]
+            numbers = (
+                1 - beta1, 1 - beta2, self._lam(group), d, d * debias, 1 / debias,
+                group["lr"] * (h0 + d), group["clip_radius"],
+            )  # fmt: skip
+            fused.run(fused.Loop.IVON, lists, numbers, None)
+            return
         for u, (mu, m, h, g, product, *own) in self._blocks(lists):
             delta = own[0] if own else self._delta(group, fixed)
             torch._foreach_lerp_(m, g, 1 - beta1)
@@ -282,7 +298,7 @@ class IVON(WeightOptimizer):
                     torch._foreach_mul_(product, g)
                 ivon_curvature(h, product, u, lam=self._lam(group), beta2=beta2, delta=delta)
             ivon_step(
-                mu, m, h, u, product, alpha=group["lr"], debias=1 - beta1**step, delta=delta,
+                mu, m, h, u, product, alpha=group["lr"], debias=debias, delta=delta,
                 h0=group["initial_curvature"], xi=group["clip_radius"],
                 prior_mean=own[1] if own else None,
             )  # fmt: skip

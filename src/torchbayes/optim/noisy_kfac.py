@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 from torchbayes.curvature import Capture
 from torchbayes.curvature.kronecker import KroneckerGaussian, as_matrix, set_matrix
+from torchbayes.noise import normals_
 from torchbayes.optim.statistics import Statistics
 from torchbayes.optim.vogn import VOGN
 from torchbayes.posterior import Posterior, Weights
@@ -208,6 +209,7 @@ class NoisyKFAC(VOGN):
         alone = [p for p in params if id(p) not in inside]
         if alone:
             super()._perturb(group, alone, [buffers[id(p)] for p in alone])
+        normals_([buffers[id(p)] for p in params if id(p) in inside], self.generator)
         scale = (self._tau(group) / self._n(group)) ** 0.5
         for weight, bias in self._layers_of(params):
             noise = as_matrix(buffers[id(weight)], None if bias is None else buffers[id(bias)])

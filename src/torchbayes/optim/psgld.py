@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchbayes.fused import Loop
 from torchbayes.optim.base import check_number
 from torchbayes.optim.sampler import Block, Sampler
 from torchbayes.prior import Prior
@@ -111,4 +112,15 @@ class PSGLD(Sampler):
             block.theta, block.state[0], block.grad, block.noise, block.work,
             epsilon=group["lr"], alpha=group["decay"], lam=group["damping"], n=block.n,
             delta=block.delta, size=group["train_size"], t=block.step,
+        )  # fmt: skip
+
+    def loop(
+        self, group: dict[str, Any], n: float, delta: float, step: int
+    ) -> tuple[Loop, tuple[float, ...]]:
+        """Algorithm 1."""
+        epsilon, alpha, size = group["lr"], group["decay"], group["train_size"]
+        correction = 1 / -math.expm1(step * math.log(alpha))
+        return Loop.PSGLD, (
+            n, delta, alpha, (1 - alpha) / size**2, correction, group["damping"],
+            epsilon / 2, math.sqrt(epsilon),
         )  # fmt: skip

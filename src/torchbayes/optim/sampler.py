@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from torchbayes import distributed
+from torchbayes import distributed, fused
 from torchbayes.noise import normals_
 from torchbayes.optim.base import check_number
 from torchbayes.optim.blocks import Workspace
@@ -151,6 +151,12 @@ class Sampler(torch.optim.Optimizer):
     def update(self, group: dict[str, Any], block: Block) -> None:
         """One update of some of a group's weights, in place."""
 
+    @abstractmethod
+    def loop(
+        self, group: dict[str, Any], n: float, delta: float, step: int
+    ) -> tuple[fused.Loop, tuple[float, ...]] | None:
+        """The same update as a compiled loop with its numbers, None if there is none."""
+
     def check(self, group: dict[str, Any]) -> None:
         """Raise a `ValueError` if a group's settings do not go with its present learning rate."""
 
@@ -280,26 +286,30 @@ class Sampler(torch.optim.Optimizer):
         return list(kinds.values())
 
     def _walk(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        space, like = self._workspace, params[0]
-        noise = space.buffer("noise", like, sum(p.numel() for p in params))
-        normals_([noise], self.generator)
         n = group["train_size"] / group["temperature"]
+        step = self.state[params[0]]["step"]
         states = [[self.state[p][name] for p in params] for name in self.buffers]
+        gradients = [_gradient(p) for p in params]
         delta = self._precision()
-        gradients = [[_gradient(p) for p in params]]
         if delta is None:
             named = {self._names[id(p)]: p.detach() for p in params}
             log_prior = self.prior.grad(named)
-            gradients.append([log_prior[name] for name in named])
-            delta = 0.0
+            with_prior = torch._foreach_mul([log_prior[name] for name in named], -1 / n)
+            torch._foreach_add_(with_prior, gradients)
+            gradients, delta = list(with_prior), 0.0
+        columns = [params, *states, gradients]
+        loop = self.loop(group, n, delta, step)
+        if loop is not None and fused.fits(columns, self.generator):
+            fused.run(loop[0], columns, loop[1], self.generator)
+            return
+        space, like = self._workspace, params[0]
+        noise = space.buffer("noise", like, sum(p.numel() for p in params))
+        normals_([noise], self.generator)
         used = 0
-        for (theta, *state), (grad, *prior) in space.blocks([params, *states], gradients):
+        for (theta, *state), (grad,) in space.blocks([params, *states], [gradients]):
             size = theta.numel()
-            if prior:
-                grad = torch.mul(prior[0], -1 / n, out=space.buffer("grad", like, size)).add_(grad)
             eta = noise[used : used + size]
             work = [space.buffer(f"work {i}", like, size) for i in range(self.work)]
-            step = self.state[like]["step"]
             self.update(group, Block(theta, grad, n, delta, eta, state, work, step))
             used += size
 

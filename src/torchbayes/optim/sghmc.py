@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchbayes.fused import Loop
 from torchbayes.optim.base import check_number
 from torchbayes.optim.momentum import friction_of, mass_of
 from torchbayes.optim.sampler import Block, Sampler
@@ -137,3 +138,16 @@ class SGHMC(Sampler):
             h=group["lr"], m=group["mass"], d=group["friction"],
             variance=group["gradient_variance"], n=block.n, delta=block.delta,
         )  # fmt: skip
+
+    def loop(
+        self, group: dict[str, Any], n: float, delta: float, step: int
+    ) -> tuple[Loop, tuple[float, ...]]:
+        """Eq. (13)."""
+        h, m, d, variance = (
+            group["lr"],
+            group["mass"],
+            group["friction"],
+            group["gradient_variance"],
+        )
+        spread = math.sqrt(2 * h * d * m - h**2 * variance)
+        return Loop.SGHMC, (1 - h * d, h * n, h * delta, spread, h / m)

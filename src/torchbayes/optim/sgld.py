@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchbayes.fused import Loop
 from torchbayes.optim.sampler import Block, Sampler
 from torchbayes.prior import Prior
 
@@ -94,3 +95,10 @@ class SGLD(Sampler):
             block.theta, block.grad, block.noise,
             epsilon=group["lr"], n=block.n, delta=block.delta,
         )  # fmt: skip
+
+    def loop(
+        self, group: dict[str, Any], n: float, delta: float, step: int
+    ) -> tuple[Loop, tuple[float, ...]]:
+        """Eq. (4)."""
+        epsilon = group["lr"]
+        return Loop.SGLD, (1 - epsilon / 2 * delta, epsilon / 2 * n, math.sqrt(epsilon))

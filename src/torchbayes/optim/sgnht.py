@@ -25,12 +25,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchbayes.fused import Loop
 from torchbayes.optim.base import check_number
 from torchbayes.optim.momentum import friction_of, mass_of, speed_limit_of
 from torchbayes.optim.sampler import Block, Sampler
 from torchbayes.optim.thermostat import (
     drift,
     friction_in_a_step,
+    loop_numbers,
     momentum_update,
     steady_momentum_update,
 )
@@ -156,3 +158,11 @@ class SGNHT(Sampler):
         if "thermostat" in group:
             group["thermostat"] += group["lr"] * (self._squares / (count * group["mass"]) - 1)
             self._squares = 0.0
+
+    def loop(
+        self, group: dict[str, Any], n: float, delta: float, step: int
+    ) -> tuple[Loop, tuple[float, ...]] | None:
+        """Eqs. (9) and (10) with α = D; there is none for one thermostat for all weights."""
+        if "thermostat" in group:
+            return None
+        return Loop.SGNHT, loop_numbers(group, n, delta)

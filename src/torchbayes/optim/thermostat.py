@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ __all__ = [
     "drift",
     "friction_in_a_step",
     "is_relativistic",
+    "loop_numbers",
     "momentum_update",
     "steady_momentum_update",
 ]
@@ -112,3 +114,9 @@ def drift(
         xi.sub_(root.reciprocal_().pow_(3), alpha=h)
     else:
         xi.sub_(h)  # Eq. (9)
+
+
+def loop_numbers(group: dict[str, Any], n: float, delta: float) -> tuple[float, ...]:
+    """The scalars of the same update as a compiled loop: h, D, (mc)⁻², hn, hδ, 2mh and h/m."""
+    h, m, c, d = group["lr"], group["mass"], group["speed_limit"], group["friction"]
+    return h, d, (m * c) ** -2, h * n, h * delta, 2 * m * h, h / m

@@ -30,6 +30,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchbayes import fused
+from torchbayes.noise import normals_
 from torchbayes.optim.base import WeightOptimizer, check_number, resolve_prior
 from torchbayes.optim.statistics import Statistics
 from torchbayes.posterior import Gaussian, Posterior, Weights
@@ -269,6 +271,12 @@ class VOGN(WeightOptimizer):
             draws, [p.detach() for p in params], [self._precision(group, p) for p in params],
             *self._own_prior(group, params, False)[:1],
         ]  # fmt: skip
+        if self.prior is None and fused.fits(lists, self.generator):
+            spread = (self._tau(group) / self._n(group)) ** 0.5
+            shift = self._delta(group, False) + group["damping"]
+            fused.run(fused.Loop.DRAW, lists, (shift, spread), self.generator)
+            return
+        normals_(draws, self.generator)
         for u, (noise, mu, s, *own) in self._blocks(lists):
             vogn_draw(
                 noise, mu, s, u, delta=own[0] if own else self._delta(group, False),
@@ -325,13 +333,19 @@ class VOGN(WeightOptimizer):
             [statistics.value("gradient", p) for p in params], squares,
             *self._own_prior(group, params, fixed),
         ]  # fmt: skip
-        for u, (mu, m, s, g, h, *own) in self._blocks(lists):
-            vogn_update(
-                mu, m, s, g, h, u, alpha=group["lr"], beta1=self._beta1(group),
-                beta2=1.0 if first else group["betas"][1],  # without a start, s is the first ĥ
-                delta=own[0] if own else self._delta(group, fixed), gamma=group["damping"],
-                prior_mean=own[1] if own else None, h_factor=factor,
-            )  # fmt: skip
+        alpha, beta1, gamma = group["lr"], self._beta1(group), group["damping"]
+        beta2 = 1.0 if first else group["betas"][1]  # without a start, s is the first ĥ
+        if self.prior is None and fused.fits(lists, None):
+            delta = self._delta(group, fixed)
+            numbers = (alpha, beta1, 1 - beta2, beta2 * factor, delta, delta + gamma)
+            fused.run(fused.Loop.VOGN, lists, numbers, None)
+        else:
+            for u, (mu, m, s, g, h, *own) in self._blocks(lists):
+                vogn_update(
+                    mu, m, s, g, h, u, alpha=alpha, beta1=beta1, beta2=beta2,
+                    delta=own[0] if own else self._delta(group, fixed), gamma=gamma,
+                    prior_mean=own[1] if own else None, h_factor=factor,
+                )  # fmt: skip
         for p in params:
             self.state[p]["step"] += 1
 

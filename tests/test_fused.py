@@ -16,7 +16,8 @@ from torchbayes.noise import gaussians_, normal_, normals_
 from torchbayes.optim import ATMC, IVON, PSGLD, SGHMC, SGLD, SGNHT, VOGN
 from torchbayes.optim.base import WeightOptimizer
 from torchbayes.optim.sampler import Sampler
-from torchbayes.prior import GaussianPrior
+from torchbayes.prior import GaussianPrior, ScaleMixturePrior
+from torchbayes.variational import MeanField
 
 SIZE = 20_011  # several chunks, the last of them odd
 
@@ -142,6 +143,26 @@ def ivon(
     return [mu - alpha * (h0 + delta) * np.clip(step, -xi, xi), m, new]
 
 
+def softplus(
+    _std: np.ndarray, _slope: np.ndarray, rho: np.ndarray, _eta: np.ndarray
+) -> list[np.ndarray]:
+    rho = np.clip(rho, -87.0, 79.0)
+    return [np.logaddexp(0, rho), 1 / (1 + np.exp(-rho))]
+
+
+def bbb(*columns: np.ndarray) -> list[np.ndarray]:
+    *_, mean, rho, eta = columns
+    std, slope = softplus(rho, rho, rho, eta)
+    return [mean + std * eta, eta, std, slope]
+
+
+def bbb_gradients(*columns: np.ndarray) -> list[np.ndarray]:
+    *_, g, noise, std, slope, mean, _eta = columns
+    # The KL term's weight is 0.1, the prior N(0.2, 1/1.5).
+    to_mean = g + 0.1 * 1.5 * (mean - 0.2)
+    return [to_mean, slope * (g * noise + 0.1 * (1.5 * std - 1 / std))]
+
+
 def thermostat(adaptive: bool, d: float, h: float, c: float) -> Callable[..., list[np.ndarray]]:
     def update(
         theta: np.ndarray, p: np.ndarray, xi: np.ndarray, g: np.ndarray, eta: np.ndarray
@@ -173,6 +194,9 @@ UPDATES: list[tuple[Loop, int, Callable[..., list[np.ndarray]], tuple[float, ...
         (100, 1.5, 0.9, 0.1 / 100**2, 1 / (1 - 0.9**3), 1e-3, 1e-4 / 2, 1e-4**0.5),
     ),
     (Loop.SGHMC, 3, sghmc, (1 - 8e-2, 1, 1.5e-2, (2 * 8e-2 * 9) ** 0.5, 1e-2 / 9)),
+    (Loop.SOFTPLUS, 3, softplus, (-87.0, 79.0)),
+    (Loop.BBB, 6, bbb, (-87.0, 79.0)),
+    (Loop.BBB_GRADIENTS, 7, bbb_gradients, (0.1, 0.15, 0.03)),
     (Loop.DRAW, 3, draw, (0.3, 0.1)),
     (Loop.VOGN, 5, vogn, (0.1, 0.9, 0.95, 0.15, 0.02, 0.32)),
     (
@@ -196,13 +220,58 @@ def test_every_loop_is_its_formula(
         given[1].abs_()
     if loop in (Loop.DRAW, Loop.VOGN, Loop.IVON):
         given[2].abs_()  # the curvature
+    if loop == Loop.BBB_GRADIENTS:
+        given[4].abs_().add_(0.01)  # σ
+    if loop in (Loop.SOFTPLUS, Loop.BBB):
+        given[-1].mul_(100)  # a standard deviation may be as small as float32 can have it, or large
     eta = normal_(torch.empty(SIZE), seeded(5)).double().numpy()
     truth = update(*(column.double().numpy() for column in given), eta)
     before = given[-1].clone()
     fused.run(loop, [[column] for column in given], numbers, seeded(5))
     for ours, right in zip(given, truth, strict=False):
+        if loop == Loop.SOFTPLUS:
+            np.testing.assert_allclose(ours.numpy(), right, rtol=3e-6)
         np.testing.assert_allclose(ours.numpy(), right, rtol=2e-5, atol=2e-6 * np.abs(right).max())
     assert torch.equal(given[-1], before)  # the gradient
+
+
+def test_the_sums_of_a_kl_term() -> None:
+    given = columns(6)
+    given[5].mul_(10).sub_(5)
+    mean, rho = (column.double().numpy() for column in given[4:])
+    std = np.logaddexp(0, rho)
+    sums = fused.run(Loop.BBB, [[column] for column in given], (-87.0, 79.0), seeded())
+    truth = [(std**2).sum(), (mean**2).sum(), np.log(std).sum()]
+    np.testing.assert_allclose(sums, truth, rtol=1e-6)
+
+
+@pytest.mark.parametrize("prior", [GaussianPrior(0.0, 3.0), GaussianPrior(0.1, 3.0), None])
+def test_bayes_by_backprop_is_that_of_torchs_operations(
+    prior: GaussianPrior | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gradients() -> list[Tensor]:
+        mixture = ScaleMixturePrior(0.5, 1.0, 0.01)
+        bayesian = MeanField(net(), prior or mixture, init_std=0.05, generator=seeded())
+        torch.manual_seed(1)
+        loss = bayesian(torch.randn(32, 301)).square().mean() + 1e-3 * bayesian.kl()
+        loss.backward()
+        return [loss.detach(), *(p.grad for p in bayesian.parameters() if p.grad is not None)]
+
+    ran: list[Loop] = []
+    run = fused.run
+
+    def watched(loop: Loop, *rest: Any) -> Any:
+        ran.append(loop)
+        return run(loop, *rest)
+
+    monkeypatch.setattr(fused, "run", watched)
+    ours = gradients()
+    assert ran == [Loop.BBB, Loop.BBB_GRADIENTS]
+    fits = fused.fits
+    monkeypatch.setattr(fused, "fits", lambda columns, g: len(columns) == 1 and fits(columns, g))
+    for a, b in zip(ours, gradients(), strict=True):
+        torch.testing.assert_close(a, b, rtol=2e-4, atol=1e-6)
+    assert ran[2:] == [Loop.NORMAL]
 
 
 @pytest.mark.parametrize("loop", [Loop.SGNHT, Loop.ATMC])

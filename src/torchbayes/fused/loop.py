@@ -10,7 +10,7 @@ __all__ = ["Loop"]
 class Loop(IntEnum):
     """What is done to every entry, with the columns of tensors that it takes | and the numbers.
 
-    The first column is changed, and so are a sampler's own tensors.
+    The first column is changed, and so are a sampler's own tensors. The loops up to `BBB` draw.
     """
 
     NORMAL = 0
@@ -29,7 +29,13 @@ class Loop(IntEnum):
     """As for SGNHT."""
     DRAW = 7
     """θ, μ, s | a, b; θ becomes μ + b ε / √(s + a)."""
-    VOGN = 8
+    BBB = 8
+    """w, ε, σ, slope, μ, ρ | the bounds of ρ; σ = softplus(ρ), w = μ + σε; sums Σσ², Σμ², Σ log σ."""
+    SOFTPLUS = 9
+    """σ, slope, ρ | the bounds of ρ."""
+    BBB_GRADIENTS = 10
+    """Δμ, Δρ, ∂w, ε, σ, slope, μ | s, sδ, sδm, where s is the weight of the KL term."""
+    VOGN = 11
     """μ, m, s, ĝ, ĥ | α, β1, 1 − β2, β2 (times what ĥ is to be multiplied by), δ̃, δ̃ + γ."""
-    IVON = 9
+    IVON = 12
     """μ, m, h, ĝ, θ | 1 − β1, 1 − β2, λ, δ, δ(1 − β1ᵗ), 1/(1 − β1ᵗ), α(h0 + δ), ξ."""

@@ -33,16 +33,18 @@ _QUARTER = CHUNK // 4
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _f = np.float32
+_FASTMATH = {"contract", "nsz", "arcp"}  # a·b + c may be rounded once, and a/b may be a·(1/b)
 _u = np.uint32
 
 
-def _compiled(signature: str | None = None) -> Callable[[_Function], _Function]:
-    # Division by zero gives what it gives in torch (numba's own check would be a branch), and a·b + c may
-    # be rounded once.
+def _compiled(
+    signature: str | None = None, fastmath: set[str] = _FASTMATH
+) -> Callable[[_Function], _Function]:
+    # Division by zero gives what it gives in torch: numba's own check would be a branch.
     options: dict[str, Any] = {
         "nogil": True,
         "error_model": "numpy",
-        "fastmath": {"contract", "nsz", "arcp"},
+        "fastmath": fastmath,
     }
     if signature is None:
         return cast(Callable[[_Function], _Function], numba.njit(inline="always", **options))
@@ -103,6 +105,21 @@ def _log(x: Any) -> Any:
     z = m * m
     y = y * m * z + e * _f(-2.12194440e-4) - _f(0.5) * z
     return m + y + e * _f(0.693359375)
+
+
+@_compiled()
+def _exp(x: Any) -> Any:
+    """Exp x between the logarithms of the least and the greatest float32, by Cephes' polynomial."""
+    n = np.floor(x * _f(1.44269504088896341) + _f(0.5))
+    r = x - n * _f(0.693359375) - n * _f(-2.12194440e-4)
+    y = _f(1.9875691500e-4)
+    y = y * r + _f(1.3981999507e-3)
+    y = y * r + _f(8.3334519073e-3)
+    y = y * r + _f(4.1665795894e-2)
+    y = y * r + _f(1.6666665459e-1)
+    y = y * r + _f(5.0000001201e-1)
+    y = y * r * r + r + _f(1)
+    return y * _number(_u(_u(np.int32(n) + np.int32(127)) << _u(23)))
 
 
 @_compiled()
@@ -262,9 +279,65 @@ def _ivon(mu: Any, m: Any, h: Any, g: Any, theta: Any, numbers: Any) -> None:
         mu[i] = mu[i] - rate * min(max(step, -xi), xi)
 
 
-@_compiled("void(int64, int64[:,::1], int64[::1], int64, int64, uint32, uint32, float32[::1])")
+@_compiled(f"void({_FLAT}, {_FLAT}, {_FLAT}, {_FLAT})")
+def _softplus(std: Any, slope: Any, rho: Any, numbers: Any) -> None:
+    low, high = numbers[0], numbers[1]
+    for i in range(std.size):
+        e = _exp(min(max(rho[i], low), high))
+        u = _f(1) + e
+        lost = u - _f(1)  # what of e is left in u; log u / lost is as good as log1p(e) / e
+        slope[i] = e / u
+        std[i] = e if lost == _f(0) else _log(u) * (e / lost)
+
+
+@_compiled(f"void({_FLAT}, {_FLAT}, {_FLAT}, {_FLAT}, {_FLAT})")
+def _sample(w: Any, epsilon: Any, std: Any, mean: Any, eta: Any) -> None:
+    for i in range(w.size):
+        epsilon[i] = eta[i]
+        w[i] = mean[i] + std[i] * eta[i]
+
+
+@_compiled(f"void({_FLAT}, {_FLAT}, float64[::1])", {"contract", "nsz", "arcp", "reassoc"})
+def _kl_sums(std: Any, mean: Any, sums: Any) -> None:
+    """Σσ², Σμ² and Σ log σ; a sum over a chunk at most may be in any order, and in float32."""
+    stds, means, logs = _f(0), _f(0), _f(0)
+    for i in range(std.size):
+        stds += std[i] * std[i]
+        means += mean[i] * mean[i]
+        logs += _log(std[i])
+    sums[0] += stds
+    sums[1] += means
+    sums[2] += logs
+
+
+@_compiled(f"void({', '.join([_FLAT] * 8)})")
+def _bbb_gradients(
+    to_mean: Any, to_rho: Any, g: Any, eta: Any, std: Any, slope: Any, mean: Any, numbers: Any
+) -> None:
+    scale, pull, constant = numbers[0], numbers[1], numbers[2]
+    for i in range(g.size):
+        to_mean[i] = g[i] + pull * mean[i] - constant
+        to_rho[i] = slope[i] * (g[i] * eta[i] + pull * std[i] - scale / std[i])
+
+
+@_compiled()
+def _column(addresses: Any, tensor: Any, number: Any, offset: Any, size: Any) -> Any:
+    return carray(_memory(addresses[tensor, number] + offset), size)
+
+
+@_compiled(
+    "void(int64, int64[:,::1], int64[::1], int64, int64, uint32, uint32, float32[::1], float64[:,::1])"
+)
 def walk(
-    loop: Any, addresses: Any, ends: Any, first: Any, last: Any, k0: Any, k1: Any, numbers: Any
+    loop: Any,
+    addresses: Any,
+    ends: Any,
+    first: Any,
+    last: Any,
+    k0: Any,
+    k1: Any,
+    numbers: Any,
+    sums: Any,
 ) -> None:
     """Apply a loop to the chunks from `first` to before `last` of tensors that are taken end to end.
 
@@ -277,11 +350,12 @@ def walk(
         k0: Half of the key of the random numbers.
         k1: The other half.
         numbers: The loop's scalars.
+        sums: A row for every chunk, to which `Loop.BBB` adds.
     """
     eta = np.empty(CHUNK, np.float32)
     tensor = 0
     for chunk in range(first, last):
-        if loop != Loop.VOGN and loop != Loop.IVON:
+        if loop <= Loop.BBB:
             _normals(eta, np.uint64(chunk * _QUARTER), k0, k1)
         start = chunk * CHUNK
         position, stop = start, min(start + CHUNK, ends[-1])
@@ -291,12 +365,14 @@ def walk(
             begin = ends[tensor - 1] if tensor > 0 else 0
             until = min(stop, ends[tensor])
             size, offset = until - position, 4 * (position - begin)
-            a = carray(_memory(addresses[tensor, 0] + offset), size)
-            b = carray(_memory(addresses[tensor, 1] + offset), size)
-            c = carray(_memory(addresses[tensor, 2] + offset), size)
-            d = carray(_memory(addresses[tensor, 3] + offset), size)
-            e = carray(_memory(addresses[tensor, 4] + offset), size)
             part = eta[position - start : until - start]
+            a = _column(addresses, tensor, 0, offset, size)
+            b = _column(addresses, tensor, 1, offset, size)
+            c = _column(addresses, tensor, 2, offset, size)
+            d = _column(addresses, tensor, 3, offset, size)
+            e = _column(addresses, tensor, 4, offset, size)
+            f = _column(addresses, tensor, 5, offset, size)
+            g = _column(addresses, tensor, 6, offset, size)
             if loop == Loop.NORMAL:
                 a[:] = part
             elif loop == Loop.GAUSSIAN:
@@ -313,6 +389,14 @@ def walk(
                 _draw(a, b, c, part, numbers)
             elif loop == Loop.VOGN:
                 _vogn(a, b, c, d, e, numbers)
-            else:
+            elif loop == Loop.IVON:
                 _ivon(a, b, c, d, e, numbers)
+            elif loop == Loop.SOFTPLUS:
+                _softplus(a, b, c, numbers)
+            elif loop == Loop.BBB:
+                _softplus(c, d, f, numbers)
+                _sample(a, b, c, e, part)
+                _kl_sums(c, e, sums[chunk])
+            else:
+                _bbb_gradients(a, b, c, d, e, f, g, numbers)
             position = until

@@ -25,14 +25,14 @@ _LEAST = 1 << 14
 # Chunks (of 1,024 entries) that are worth a thread: a few hundred microseconds against some 50 to wake it.
 _CHUNKS_PER_THREAD = 64
 
-_COLUMNS = 5
+_COLUMNS = 7
 
 
 # How many of a loop's columns it changes.
 _CHANGED = {
-    Loop.PSGLD: 2, Loop.SGHMC: 2, Loop.SGNHT: 3, Loop.ATMC: 3, Loop.VOGN: 3, Loop.IVON: 3,
+    Loop.PSGLD: 2, Loop.SGHMC: 2, Loop.SGNHT: 3, Loop.ATMC: 3, Loop.BBB: 4, Loop.SOFTPLUS: 2,
+    Loop.BBB_GRADIENTS: 2, Loop.VOGN: 3, Loop.IVON: 3,
 }  # fmt: skip
-_RANDOM = {loop for loop in Loop if loop not in (Loop.VOGN, Loop.IVON)}
 
 
 def fits(columns: Sequence[Sequence[Tensor]], generator: torch.Generator | None) -> bool:
@@ -62,8 +62,8 @@ def run(
     loop: Loop,
     columns: Sequence[Sequence[Tensor]],
     numbers: Sequence[float],
-    generator: torch.Generator | None,
-) -> None:
+    generator: torch.Generator | None = None,
+) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Apply a loop to tensors that `fits` says yes to, in place.
 
     The random numbers depend on the generator's state alone, not on the number of threads, and are those
@@ -74,6 +74,9 @@ def run(
         columns: What `Loop` says, each a list of tensors.
         numbers: What `Loop` says.
         generator: Where the random numbers come from; torch's global generator if None.
+
+    Returns:
+        The sums that the loop has; 0 for most of them.
     """
     walk, chunk = _compiled_loops()
     ends = np.fromiter(accumulate(tensor.numel() for tensor in columns[0]), np.int64)
@@ -82,18 +85,23 @@ def run(
         column = columns[min(number, len(columns) - 1)]
         addresses[:, number] = [tensor.data_ptr() for tensor in column]
     key = [0, 0]
-    if loop in _RANDOM:
+    if loop <= Loop.BBB:
         words = torch.empty(2, dtype=torch.int64)
         key = words.random_(0, 1 << 32, generator=generator).tolist()
     scalars = np.array(numbers, np.float32)
 
-    def part(first: int, last: int) -> None:
-        walk(int(loop), addresses, ends, first, last, *key, scalars)
+    chunks = -(-int(ends[-1]) // chunk)
+    sums = np.zeros((chunks if loop == Loop.BBB else 1, 3))
 
-    share(part, -(-int(ends[-1]) // chunk), _CHUNKS_PER_THREAD)
+    def part(first: int, last: int) -> None:
+        walk(int(loop), addresses, ends, first, last, *key, scalars, sums)
+
+    share(part, chunks, _CHUNKS_PER_THREAD)
     changed = [tensor for column in columns[: _CHANGED.get(loop, 1)] for tensor in column]
     # Autograd must know that they are not what they were.
     torch.autograd.graph.increment_version([t for t in changed if not t.is_inference()])
+    total: np.ndarray[Any, np.dtype[np.float64]] = sums.sum(0)
+    return total
 
 
 @cache

@@ -287,7 +287,7 @@ class IVON(WeightOptimizer):
                 1 - beta1, 1 - beta2, self._lam(group), d, d * debias, 1 / debias,
                 group["lr"] * (h0 + d), group["clip_radius"],
             )  # fmt: skip
-            fused.run(fused.Loop.IVON, lists, numbers, None)
+            fused.run(fused.Loop.IVON, lists, numbers)
             return
         for u, (mu, m, h, g, product, *own) in self._blocks(lists):
             delta = own[0] if own else self._delta(group, fixed)

@@ -338,7 +338,7 @@ class VOGN(WeightOptimizer):
         if self.prior is None and fused.fits(lists, None):
             delta = self._delta(group, fixed)
             numbers = (alpha, beta1, 1 - beta2, beta2 * factor, delta, delta + gamma)
-            fused.run(fused.Loop.VOGN, lists, numbers, None)
+            fused.run(fused.Loop.VOGN, lists, numbers)
         else:
             for u, (mu, m, s, g, h, *own) in self._blocks(lists):
                 vogn_update(

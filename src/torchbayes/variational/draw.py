@@ -25,12 +25,13 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from torchbayes import fused
 from torchbayes.noise import normal_
 from torchbayes.prior import Prior
 from torchbayes.variational.buffers import Pool
 from torchbayes.variational.kl import KLTerm, Part, kl_term
 from torchbayes.variational.slabs import Slab
-from torchbayes.variational.softplus import softplus
+from torchbayes.variational.softplus import bounds, softplus
 
 __all__ = ["Draw", "Drawn", "Spread"]
 
@@ -82,40 +83,54 @@ class _Slot:
     names: list[str]
     term: KLTerm
     spread: Spread
-    noise: Tensor | None
+    generator: torch.Generator | None
     eager: bool
     part: Part | None = None
     kl: Tensor | None = None
     spent: bool = False
 
+    def _start(self, parameters: Sequence[Tensor]) -> tuple[Part, Tensor]:
+        """μ, with places for σ and its slope, and ρ, all flat."""
+        slab, pool, count = self.slab, self.pool, len(self.names)
+        mean, rho = slab.flat(pool, parameters[:count]), slab.flat(pool, parameters[count:])
+        return Part(mean, slab.take(pool), slab.take(pool)), rho
+
     def measure(self, parameters: Sequence[Tensor]) -> Part:
         """Work out μ and σ, flat."""
-        count = len(self.names)
-        mean = self.slab.flat(self.pool, parameters[:count])
-        rho = self.slab.flat(self.pool, parameters[count:])
-        part = Part(mean, *(self.slab.take(self.pool) for _ in range(2)))
+        part, rho = self._start(parameters)
         softplus(rho, part.std, part.slope, self.slab.take(self.pool))
         return part
 
-    def sample(self, part: Part) -> tuple[list[Tensor], list[Tensor]]:
-        """Draw; the samples of the slab's weights, and their spreads if the estimator needs them."""
-        assert self.noise is not None
-        sample, spread = self.slab.take(self.pool), None
-        if self.spread is Spread.DEVIATION:
-            part.deviation = spread = self.noise.mul_(part.std)
-            torch.add(part.mean, spread, out=sample)
+    def draw(self, parameters: Sequence[Tensor]) -> tuple[Part, list[Tensor], list[Tensor]]:
+        """Measure and draw; the samples of the slab's weights, and their spreads if there are any."""
+        part, rho = self._start(parameters)
+        sample, noise, spread = self.slab.take(self.pool), self.slab.take(self.pool), None
+        columns = [[sample], [noise], [part.std], [part.slope], [part.mean], [rho]]
+        if self.spread is Spread.NONE and fused.fits(columns, self.generator):
+            part.noise = noise
+            sums = fused.run(fused.Loop.BBB, columns, bounds(rho.dtype), self.generator)
+            self.kl = self.term.from_sums(self.slab, *sums.tolist())
         else:
-            part.noise = self.noise
-            torch.addcmul(part.mean, part.std, self.noise, out=sample)
-        if self.spread is Spread.VARIANCE:
-            spread = torch.mul(part.std, part.std, out=self.slab.take(self.pool))
+            softplus(rho, part.std, part.slope, sample)
+            spread = self._sample(part, normal_(noise, self.generator), sample)
         if self.term.needs_sample:
             part.sample = sample
-        self.noise = None  # from here on it is the part's
         spreads = [] if spread is None else self.slab.shaped(spread)
         # Not as views: autograd takes a view for changed whenever anything in its buffer has been.
         samples = [weight.detach() for weight in self.slab.weights(self.pool, sample)]
-        return samples, [weight.detach() for weight in spreads]
+        return part, samples, [weight.detach() for weight in spreads]
+
+    def _sample(self, part: Part, noise: Tensor, out: Tensor) -> Tensor | None:
+        """Write w = μ + σε to `out`; what the estimator needs of the spread."""
+        if self.spread is Spread.DEVIATION:
+            part.deviation = noise.mul_(part.std)
+            torch.add(part.mean, part.deviation, out=out)
+            return part.deviation
+        part.noise = noise
+        torch.addcmul(part.mean, part.std, noise, out=out)
+        if self.spread is Spread.VARIANCE:
+            return torch.mul(part.std, part.std, out=self.slab.take(self.pool))
+        return None
 
     def value(self) -> Tensor:
         """The slab's share of the KL term."""
@@ -139,6 +154,9 @@ class _Slot:
         )
         if scale:
             to_sample = term.to_sample(pool, part, scale, to_sample)
+            flats = self._fused_gradients(part, scale, to_sample, to_mean)
+            if flats is not None:
+                return flats
         to_deviation = to_sample
         if self.spread is Spread.DEVIATION:
             to_deviation = _sum(to_sample, to_spread)
@@ -154,6 +172,24 @@ class _Slot:
             term.to_std(pool, slab, self.names, part, scale, to_std)
             to_mean = term.to_mean(pool, slab, self.names, part, scale, to_mean)
         return to_mean, to_std.mul_(part.slope)
+
+    def _fused_gradients(
+        self, part: Part, scale: float, to_sample: Tensor | None, to_mean: Tensor | None
+    ) -> tuple[Tensor, Tensor] | None:
+        """The gradients of μ and ρ in one pass, where there is nothing but a sample and a simple prior."""
+        moments = self.term.moments()
+        plain = self.spread is Spread.NONE and to_mean is None
+        if not plain or to_sample is None or part.noise is None or moments is None:
+            return None
+        outs = self.slab.take(self.pool), self.slab.take(self.pool)
+        given = to_sample, part.noise, part.std, part.slope, part.mean
+        columns = [[tensor] for tensor in (*outs, *given)]
+        if not fused.fits(columns, None):
+            return None
+        m, delta = moments
+        numbers = (scale, scale * delta, scale * delta * m)
+        fused.run(fused.Loop.BBB_GRADIENTS, columns, numbers)
+        return outs
 
 
 def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | None:
@@ -204,10 +240,9 @@ class Draw:
         drawn: dict[int, Drawn] = {}
         for slab in slabs:  # one after the other, while what they share is in the cache
             own = [names[i] for i in slab.indices]
-            epsilon = normal_(slab.take(pool), generator) if noise else None
-            slot = _Slot(pool, slab, own, self._term, spread, epsilon, kl)
+            slot = _Slot(pool, slab, own, self._term, spread, generator, kl)
             *outputs, token = _DrawFunction.apply(  # type: ignore[no-untyped-call]
-                slot, *(means[i] for i in slab.indices), *(rhos[i] for i in slab.indices)
+                slot, noise, *(means[i] for i in slab.indices), *(rhos[i] for i in slab.indices)
             )
             self._slots.append(slot)
             self._tokens.append(token)
@@ -253,14 +288,15 @@ class _DrawFunction(torch.autograd.Function):
     """From a slab's μ and ρ to its samples, its means and spreads if asked for, and the token."""
 
     @staticmethod
-    def forward(ctx: Any, slot: _Slot, *parameters: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, slot: _Slot, noise: bool, *parameters: Tensor) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
         slab, means = slot.slab, parameters[: len(slot.names)]
         wide = torch.promote_types(slab.dtype, torch.float32)
         token = torch.zeros((), dtype=wide, device=slab.device)
         with _without_autocast(slab.device.type):
-            part = slot.measure(parameters)
-            samples, spreads = ([], []) if slot.noise is None else slot.sample(part)
+            part, samples, spreads = (
+                slot.draw(parameters) if noise else (slot.measure(parameters), [], [])
+            )
             slot.part = part
             if slot.eager:
                 slot.value()
@@ -296,8 +332,8 @@ class _DrawFunction(torch.autograd.Function):
             result.extend([None] * count if flat is None else slot.slab.shaped(flat))
         if scale == 0:
             _pass_on(result, samples, means, spreads)
-        wanted = zip(result, ctx.needs_input_grad[1:], strict=True)
-        return (None, *(grad if needed else None for grad, needed in wanted))
+        wanted = zip(result, ctx.needs_input_grad[2:], strict=True)
+        return (None, None, *(grad if needed else None for grad, needed in wanted))
 
 
 def _pass_on(

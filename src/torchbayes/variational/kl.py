@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +30,8 @@ from torchbayes.variational.slabs import Slab
 __all__ = ["GaussianKL", "KLTerm", "MixtureKL", "Part", "kl_term"]
 
 _FEW = 1 << 14
+
+_Number = TypeVar("_Number", float, Tensor)
 
 
 @dataclass
@@ -98,6 +101,11 @@ def _subtract_reciprocal(out: Tensor, std: Tensor, scale: float) -> None:
     out.addcdiv_(torch.ones((), dtype=std.dtype, device=std.device), std, value=-scale)
 
 
+def _closed_form(count: int, squares: _Number, logs: _Number, precision: float) -> _Number:
+    """The KL term of `count` weights from Σ(σ² + (μ−m)²) and Σ log σ."""
+    return 0.5 * (precision * squares - count * (1 + math.log(precision))) - logs
+
+
 class KLTerm:
     """A KL term; this one serves any prior.
 
@@ -122,6 +130,14 @@ class KLTerm:
             noise = part.times_noise(one, slab.take(pool))
         normaliser = 0.5 * math.log(2 * math.pi) * slab.count
         return -0.5 * _sum_of_squares(noise) - _log_sum(pool, part.std) - normaliser
+
+    def from_sums(self, slab: Slab, stds: float, means: float, logs: float) -> Tensor | None:
+        """The slab's share from Σσ², Σμ² and Σ log σ, if that is all the term depends on."""
+        return None
+
+    def moments(self) -> tuple[float, float] | None:
+        """The m and δ of `to_mean`, δ(μ−m), and of `to_std`, δσ − 1/σ; None if they are not two numbers."""
+        return 0.0, 0.0
 
     def to_sample(self, pool: Pool, part: Part, scale: float, grad: Tensor | None) -> Tensor | None:
         """`grad`, the gradient of the drawn weights, with the term's own added, times `scale`."""
@@ -171,6 +187,21 @@ class GaussianKL(KLTerm):
             precisions.append(delta.expand_as(weight))
         return slab.flat(pool, means), slab.flat(pool, precisions)
 
+    def moments(self) -> tuple[float, float] | None:
+        """The prior's m and δ."""
+        mean, precision = self._prior.mean, self._prior.precision
+        if isinstance(mean, dict) or isinstance(precision, dict):
+            return None
+        return float(mean), float(precision)
+
+    def from_sums(self, slab: Slab, stds: float, means: float, logs: float) -> Tensor | None:
+        """The closed form for m = 0."""
+        moments = self.moments()
+        if moments is None or moments[0] != 0:
+            return None
+        value = _closed_form(slab.count, stds + means, logs, moments[1])
+        return torch.tensor(value, dtype=torch.float64, device=slab.device)
+
     def value(self, pool: Pool, slab: Slab, names: list[str], part: Part) -> Tensor:
         """The closed form, summed over the slab."""
         moments = self._moments(pool, slab, names)
@@ -183,8 +214,7 @@ class GaussianKL(KLTerm):
         number, precision = float(self._prior.mean), float(self._prior.precision)  # type: ignore[arg-type]
         distance = part.mean if number == 0 else part.mean - number
         quadratic = _sum_of_squares(part.std) + _sum_of_squares(distance)
-        constant = slab.count * (1 + math.log(precision))
-        return 0.5 * (precision * quadratic - constant) - _log_sum(pool, part.std)
+        return _closed_form(slab.count, quadratic, _log_sum(pool, part.std), precision)
 
     def to_mean(
         self,

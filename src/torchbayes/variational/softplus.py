@@ -7,7 +7,9 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["inverse_softplus", "softplus"]
+from torchbayes import fused
+
+__all__ = ["bounds", "inverse_softplus", "softplus"]
 
 
 def softplus(rho: Tensor, out: Tensor, slope: Tensor, scratch: Tensor) -> None:
@@ -21,14 +23,22 @@ def softplus(rho: Tensor, out: Tensor, slope: Tensor, scratch: Tensor) -> None:
         slope: For dσ/dρ = exp ρ / (1 + exp ρ).
         scratch: To be overwritten.
     """
-    limits = torch.finfo(rho.dtype)
-    low, high = math.log(limits.tiny) + 0.01, 0.9 * math.log(limits.max)
+    low, high = bounds(rho.dtype)
+    if fused.fits([[out], [slope], [rho]], None):
+        fused.run(fused.Loop.SOFTPLUS, [[out], [slope], [rho]], (low, high))
+        return
     if rho.device.type == "cpu" and _between(rho, low, high):
         torch.exp(rho, out=slope)  # reading ρ twice costs less than writing it once more
     else:
         torch.clamp(rho, low, high, out=slope).exp_()
     torch.log1p(slope, out=out)
     slope.div_(torch.add(slope, 1, out=scratch))
+
+
+def bounds(dtype: torch.dtype) -> tuple[float, float]:
+    """Where ρ is held: the least and the greatest."""
+    limits = torch.finfo(dtype)
+    return math.log(limits.tiny) + 0.01, 0.9 * math.log(limits.max)
 
 
 def _between(tensor: Tensor, low: float, high: float) -> bool:

@@ -25,7 +25,8 @@ class KfacMethod(NaturalGradientMethod):
         prior: A Gaussian prior of its own for every weight, such as the posterior of an earlier task
             (`GaussianPrior.from_posterior`), in place of `prior_precision`.
         damping: γ, added to the curvature; 150 / train_size if not given.
-        refresh_every: The updates between inversions of the factors.
+        refresh_every: The most updates between inversions of a layer's factors; where its curvature has
+            doubled they are inverted at once.
         momentum_correction: Where the schedule lowers the rate, lower the momentum with it.
     """
 

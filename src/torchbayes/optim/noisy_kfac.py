@@ -84,7 +84,8 @@ def _clamped_inverse(matrix: Tensor, amount: float) -> Tensor:
             f"{largest:g}: expected a second moment, which has none below 0"
         )
     least = torch.finfo(matrix.dtype).eps * largest
-    return (vectors / (values + amount).clamp_min(least)) @ vectors.t()
+    inverse: Tensor = (vectors / (values + amount).clamp_min(least)) @ vectors.t()
+    return inverse
 
 
 def kfac_update(

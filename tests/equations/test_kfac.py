@@ -193,12 +193,12 @@ def test_grown_curvature_is_inverted_at_once() -> None:
 
 
 @pytest.mark.parametrize("name", ["kfac", "noisy-kfac"])
-def test_defaults_learn_one_batch_by_heart(name: str) -> None:
+def test_learns_one_batch_by_heart(name: str) -> None:
     """On LeNet-5 the curvature grows many times over in the first steps, between two refreshes."""
     torch.manual_seed(0)
     net, x, y = lenet5(), torch.randn(128, 3, 32, 32), torch.randint(10, (128,))
     plan = Plan(50_000, 1, 390, torch.Generator().manual_seed(0), lambda: net)
-    method = METHODS[name](net, Categorical(), plan)
+    method = METHODS[name](net, Categorical(), plan, lr=0.003)
     method.begin_epoch(0)
     losses = []
 
@@ -213,6 +213,16 @@ def test_defaults_learn_one_batch_by_heart(name: str) -> None:
         method.step(closure)
     assert max(losses) < 1.2 * losses[0]
     assert losses[-1] < 0.1
+
+
+@pytest.mark.parametrize("size", [1_000, 50_000])
+def test_default_rate_goes_with_the_damping(size: int) -> None:
+    """α = 0.01 √(γ + δ/N) with γ = 150/N: a larger training set has a smaller damping and a smaller rate."""
+    plan = Plan(size, 1, 1, torch.Generator(), lambda: nn.Linear(4, 3))
+    given = METHODS["kfac"](nn.Linear(4, 3), Categorical(), plan, prior_precision=2.0)
+    assert given.optimizer.param_groups[0]["lr"] == pytest.approx(0.01 * (152 / size) ** 0.5)
+    given = METHODS["kfac"](nn.Linear(4, 3), Categorical(), plan, lr=0.1)
+    assert given.optimizer.param_groups[0]["lr"] == 0.1
 
 
 def test_rounding_below_zero_is_no_failure() -> None:

@@ -9,9 +9,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from torchbayes.curvature import Capture
+from torchbayes.likelihood import Categorical
+from torchbayes.methods import METHODS
+from torchbayes.methods.base import Plan
+from torchbayes.models import lenet5
 from torchbayes.noise import normals_
 from torchbayes.optim.kfac import KFAC
-from torchbayes.optim.noisy_kfac import NoisyKFAC
+from torchbayes.optim.noisy_kfac import NoisyKFAC, damped_inverses
 
 N, M = 50, 10
 RNG = np.random.default_rng(1)
@@ -38,7 +42,7 @@ def transcription(
     w: np.ndarray, noise, *, lr: float, beta1: float, beta2: float, delta: float, gamma: float,
     tau: float, refresh: int,
 ) -> np.ndarray:  # fmt: skip
-    v, a, g, roots = np.zeros_like(w), None, None, None
+    v, a, g, roots, size = np.zeros_like(w), None, None, None, 0.0
     delta_t = tau * delta / N
     for t, batch in enumerate(BATCHES):
         theta = w
@@ -49,7 +53,8 @@ def transcription(
         new_a, new_g = inputs.T @ inputs / M, errors.T @ errors / M
         a = new_a if a is None else (1 - beta2) * a + beta2 * new_a
         g = new_g if g is None else (1 - beta2) * g + beta2 * new_g
-        if t % refresh == 0:
+        if t % refresh == 0 or np.trace(a) * np.trace(g) > 2 * size:
+            size = np.trace(a) * np.trace(g)
             lam = delta_t + gamma
             pi = np.sqrt((np.trace(a) / len(a)) / (np.trace(g) / len(g)))
             inverses = [
@@ -161,3 +166,95 @@ def test_convolution_factors_are_second_moments_of_patches(
     torch.testing.assert_close(sums.outputs * 25 / sums.rows, g_expected)
     # And their product is the curvature's scale: with one position it would be exact.
     assert sums.rows == 5 * positions
+
+
+def test_grown_curvature_is_inverted_at_once() -> None:
+    """The inverses are those of the last step at which the curvature's trace had doubled."""
+    net = layer()
+    optimizer = KFAC(net, 0.0, train_size=N, damping=0.1, betas=(0.0, 1.0), refresh_every=100)
+
+    def inverted(scale: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        with optimizer.sampled():
+            optimizer.zero_grad()
+            (scale * loss_of(net, BATCHES[0])).backward()
+        optimizer.step()
+        state = optimizer.state[net.weight]
+        expected = damped_inverses(state["inputs"], state["outputs"], 0.1 + 1 / N)
+        return state["output_inverse"].clone(), *expected
+
+    first, _, expected = inverted(1.0)
+    torch.testing.assert_close(first, expected)
+    for scale in (1.3, 0.1):  # 1.69 times the curvature, and less of it: no reason to invert
+        kept, _, now = inverted(scale)
+        assert torch.equal(kept, first)
+        assert not torch.allclose(now, first)
+    found, _, expected = inverted(1.5)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("name", ["kfac", "noisy-kfac"])
+def test_learns_one_batch_by_heart(name: str) -> None:
+    """On LeNet-5 the curvature grows many times over in the first steps, between two refreshes."""
+    torch.manual_seed(0)
+    net, x, y = lenet5(), torch.randn(128, 3, 32, 32), torch.randint(10, (128,))
+    plan = Plan(50_000, 1, 390, torch.Generator().manual_seed(0), lambda: net)
+    method = METHODS[name](net, Categorical(), plan, lr=0.003)
+    method.begin_epoch(0)
+    losses = []
+
+    def closure() -> torch.Tensor:
+        method.optimizer.zero_grad()
+        loss = method.loss(x, y)
+        loss.backward()
+        losses.append(float(loss.detach()))
+        return loss
+
+    for _ in range(32):
+        method.step(closure)
+    assert max(losses) < 1.2 * losses[0]
+    assert losses[-1] < 0.1
+
+
+@pytest.mark.parametrize("size", [1_000, 50_000])
+def test_default_rate_goes_with_the_damping(size: int) -> None:
+    """α = 0.01 √(γ + δ/N) with γ = 150/N: a larger training set has a smaller damping and a smaller rate."""
+    plan = Plan(size, 1, 1, torch.Generator(), lambda: nn.Linear(4, 3))
+    given = METHODS["kfac"](nn.Linear(4, 3), Categorical(), plan, prior_precision=2.0)
+    assert given.optimizer.param_groups[0]["lr"] == pytest.approx(0.01 * (152 / size) ** 0.5)
+    given = METHODS["kfac"](nn.Linear(4, 3), Categorical(), plan, lr=0.1)
+    assert given.optimizer.param_groups[0]["lr"] == 0.1
+
+
+def test_rounding_below_zero_is_no_failure() -> None:
+    """Sums in single precision have eigenvalues below 0 that a small damping does not lift."""
+    generator = torch.Generator().manual_seed(0)
+    rows = 1e3 * torch.randn(8, 60, generator=generator)  # 52 of 60 eigenvalues are 0
+    a, g = rows.t() @ rows / 8, torch.eye(3)
+    pi = float((a.diagonal().double().mean() / 1.0).sqrt())
+    damping = 1e-14
+    amount = pi * damping**0.5
+    exact = rows.double().t() @ rows.double() / 8
+    assert float(torch.linalg.eigvalsh(a.double())[0]) < -amount  # else this would test nothing
+    found, _ = damped_inverses(a, g, damping)
+    torch.linalg.cholesky(found)
+    largest = float(torch.linalg.eigvalsh(exact)[-1])
+    assert float(torch.linalg.eigvalsh(found)[-1]) <= 1.001 / (
+        torch.finfo(torch.float32).eps * largest
+    )
+    # Where there is signal the inverse is right.
+    direction = torch.linalg.eigh(exact).eigenvectors[:, -1]
+    torch.testing.assert_close(
+        float(direction @ found @ direction), 1 / (largest + amount), rtol=1e-3, atol=0.0
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [(float("nan"), "not finite"), (float("inf"), "not finite"), (-9.0, "second moment")],
+)
+def test_bad_factors_are_named(value: float, message: str) -> None:
+    a = torch.eye(4)
+    a[1, 1] = value
+    for pair in ((a, torch.eye(2)), (torch.eye(2), a)):
+        with pytest.raises(ValueError, match=f"a Kronecker factor of size 4 .*{message}"):
+            damped_inverses(*pair, 0.01)

@@ -92,6 +92,19 @@ def test_trains_and_predicts(make: Callable[[], nn.Module], lr: float) -> None:
     torch.testing.assert_close(probs.sum(1), torch.ones(16))
 
 
+def test_defaults_train_a_network_without_batch_norm() -> None:
+    generator = seeded(0)
+    patterns = torch.randn(10, 1, 28, 28, generator=generator)
+    y = torch.arange(600) % 10
+    x = patterns[y] + 0.5 * torch.randn(600, 1, 28, 28, generator=generator)
+    run = tb.fit(
+        lambda: lenet5(in_channels=1, image_size=28), (x[:500], y[:500]), "hypernet", epochs=8,
+        batch_size=25, progress=False,
+    )  # fmt: skip
+    correct = run.predict(x[500:], samples=8, generator=seeded(1)).prediction == y[500:]
+    assert correct.float().mean() > 0.8
+
+
 def test_any_torch_optimiser_trains_it() -> None:
     net = tb.Hypernet(mlp(4, hidden=(8, 8)), latent_dim=4, hidden_dim=4, generator=seeded(0))
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)

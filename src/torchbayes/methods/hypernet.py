@@ -37,7 +37,9 @@ class HypernetMethod(Method):
             that are not generated, norm layers' excepted: `weight_decay = δ / train_size` (the paper:
             0.0005, δ = 25 on CIFAR-10).
         strategy: `all-in-one`, `block-wise` or `layer-wise`.
-        latent: `normal`, `uniform` (−1 to 1), `uniform-positive` (0 to 1) or `half-normal`.
+        latent: `normal`, `uniform` (−1 to 1), `uniform-positive` (0 to 1) or `half-normal`. With `normal` a
+            network without batch norm, such as LeNet-5, hardly learns in its first epochs, or diverges. 0 to
+            1 has the paper's lowest error of a draw; its draws differ less.
         latent_dim: The size of the noise z.
         hidden_dim: The hidden units of every generator.
         layers: The layers whose weights are generated. By default the convolutions in residual blocks;
@@ -61,7 +63,7 @@ class HypernetMethod(Method):
         momentum: float = 0.9,
         prior_precision: float = 1.0,
         strategy: str = "all-in-one",
-        latent: str = "normal",
+        latent: str = "uniform-positive",
         latent_dim: int = 32,
         hidden_dim: int = 32,
         layers: list[str] | None = None,

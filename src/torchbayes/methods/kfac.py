@@ -6,7 +6,7 @@ from torch import nn
 
 from torchbayes.likelihood import Likelihood
 from torchbayes.methods.base import Plan, register
-from torchbayes.methods.vogn import NaturalGradientMethod, default_damping
+from torchbayes.methods.vogn import NaturalGradientMethod, default_damping, default_lr
 from torchbayes.optim.kfac import KFAC
 from torchbayes.prior import GaussianPrior
 
@@ -18,14 +18,17 @@ class KfacMethod(NaturalGradientMethod):
     """Kronecker-factored approximate curvature.
 
     Args:
-        lr: The learning rate α; with momentum β1 the effective rate is α / (1 − β1).
+        lr: The learning rate α; with momentum β1 the effective rate is α / (1 − β1). If not given,
+            0.01 · √(γ + δ/train_size) as for VOGN: a fixed rate that suits a small training set takes a
+            network of a larger one, with its smaller damping, far into overfitting.
         beta1: The decay of the momentum.
         beta2: The weight of each batch's new curvature.
         prior_precision: The precision δ of the prior N(0, 1/δ) on every weight except norm layers'.
         prior: A Gaussian prior of its own for every weight, such as the posterior of an earlier task
             (`GaussianPrior.from_posterior`), in place of `prior_precision`.
         damping: γ, added to the curvature; 150 / train_size if not given.
-        refresh_every: The updates between inversions of the factors.
+        refresh_every: The most updates between inversions of a layer's factors; where its curvature has
+            doubled they are inverted at once.
         momentum_correction: Where the schedule lowers the rate, lower the momentum with it.
     """
 
@@ -39,7 +42,7 @@ class KfacMethod(NaturalGradientMethod):
         likelihood: Likelihood,
         plan: Plan,
         *,
-        lr: float = 3e-3,
+        lr: float | None = None,
         beta1: float = 0.9,
         beta2: float = 0.1,
         prior_precision: float = 1.0,
@@ -49,6 +52,9 @@ class KfacMethod(NaturalGradientMethod):
         momentum_correction: bool = False,
     ) -> None:
         super().__init__(model, likelihood, plan)
+        damping = default_damping(plan, 1.0) if damping is None else damping
+        if lr is None:
+            lr = default_lr(plan, damping, prior_precision, 1.0)
         self.set_optimizer(
             KFAC(
                 model,
@@ -56,7 +62,7 @@ class KfacMethod(NaturalGradientMethod):
                 train_size=plan.train_size,
                 prior_precision=prior_precision,
                 prior=prior,
-                damping=default_damping(plan, 1.0) if damping is None else damping,
+                damping=damping,
                 betas=(beta1, beta2),
                 refresh_every=refresh_every,
                 momentum_correction=momentum_correction,

@@ -29,7 +29,8 @@ class NoisyKfacMethod(NaturalGradientMethod):
         initial_temperature: τ at the start.
         temperature_epochs: The epochs until τ is `temperature`.
         mc_samples: The draws per update.
-        refresh_every: The updates between inversions of the factors.
+        refresh_every: The most updates between inversions of a layer's factors; where its curvature has
+            doubled they are inverted at once.
         augmentation: ρ: how many times more data the augmented training set is worth.
         momentum_correction: Where the schedule lowers the rate, lower the momentum with it.
     """

@@ -31,7 +31,8 @@ class KFAC(NoisyKFAC):
         prior: A Gaussian prior of its own for every weight, in place of `prior_precision`.
         damping: γ, added to the curvature.
         betas: The momentum's decay β1 and the weight β2 of the *new* factors.
-        refresh_every: The steps between inversions of the factors.
+        refresh_every: The most steps between inversions of a layer's factors; where its curvature has
+            doubled they are inverted at once.
         momentum_correction: Where a scheduler lowers the rate, multiply the momentum by the same factor.
         params: Parameters of the model, or groups of them; all trainable ones if None.
 

@@ -17,6 +17,10 @@ Practical Deep Learning with Bayesian Principles, NeurIPS 2019 (its Table's Nois
 The curvature is the empirical Fisher matrix: the gradients are those of the targets in the batch, not of
 labels drawn from the model. Layers are `nn.Linear` and ungrouped convolutions, with their bias as a column
 of W; every other weight has VOGN's diagonal update.
+
+The factors are inverted every `refresh_every` steps, and at once where tr A · tr G, the trace of the layer's
+curvature, has doubled since: early in training it grows many times over within ten steps, and a step with
+the inverse of the smaller one overshoots.
 """
 
 from __future__ import annotations
@@ -38,10 +42,24 @@ from torchbayes.prior import GaussianPrior
 __all__ = ["NoisyKFAC", "damped_inverses", "kfac_update"]
 
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_GROWTH = 2.0  # of tr A · tr G since the last inversion, with which the next one does not wait
 
 
 def damped_inverses(a: Tensor, g: Tensor, damping: float) -> tuple[Tensor, Tensor]:
-    """(A + π√λ)⁻¹ and (G + √λ/π)⁻¹ for a damping λ, computed in double precision."""
+    """(A + π√λ)⁻¹ and (G + √λ/π)⁻¹ for a damping λ, computed in double precision.
+
+    Where rounding has made a factor's smallest eigenvalues more negative than the damping is positive,
+    what lies below the factor's own precision counts as that precision.
+
+    Raises:
+        ValueError: If a factor has values that are not finite, or is no second moment.
+    """
+    for matrix in (a, g):
+        if not bool(matrix.isfinite().all()):
+            raise ValueError(
+                f"a Kronecker factor of size {len(matrix)} has values that are not finite: the training has "
+                "diverged; give the optimiser a smaller lr or a larger damping"
+            )
     inverses = []
     mean_a, mean_g = a.diagonal().mean().double(), g.diagonal().mean().double()
     # A layer without any signal has no π: share the damping equally.
@@ -51,13 +69,24 @@ def damped_inverses(a: Tensor, g: Tensor, damping: float) -> tuple[Tensor, Tenso
         damped = matrix.to(torch.float64, copy=True)
         damped.diagonal().add_(amount)
         root, failed = torch.linalg.cholesky_ex(damped)
-        if int(failed) > 0:
-            raise ValueError(
-                f"a Kronecker factor of size {len(matrix)} is not positive definite with damping "
-                f"{damping:g}: give the optimiser a larger damping"
-            )
-        inverses.append(torch.cholesky_inverse(root))
+        inverse = _clamped_inverse(matrix, amount) if int(failed) else torch.cholesky_inverse(root)
+        inverses.append(inverse)
     return inverses[0], inverses[1]
+
+
+def _clamped_inverse(matrix: Tensor, amount: float) -> Tensor:
+    """(M + amount)⁻¹ of a second moment M that rounding has made indefinite."""
+    values, vectors = torch.linalg.eigh(matrix.double())
+    largest = float(values[-1])
+    # Far more than a sum in the factor's type can be off by, far less than a mistake would give.
+    if not largest > 0 or float(values[0]) < -1e3 * torch.finfo(matrix.dtype).eps * largest:
+        raise ValueError(
+            f"a Kronecker factor of size {len(matrix)} has eigenvalues from {float(values[0]):g} to "
+            f"{largest:g}: expected a second moment, which has none below 0"
+        )
+    least = torch.finfo(matrix.dtype).eps * largest
+    inverse: Tensor = (vectors / (values + amount).clamp_min(least)) @ vectors.t()
+    return inverse
 
 
 def kfac_update(
@@ -88,7 +117,8 @@ class NoisyKFAC(VOGN):
         mc_samples: The draws per step.
         damping: γ, added to the curvature.
         betas: The momentum's decay β1 and the weight β2 of the *new* factors.
-        refresh_every: The steps between inversions of the factors.
+        refresh_every: The most steps between inversions of a layer's factors; where its curvature has
+            doubled they are inverted at once.
         augmentation: ρ: how many times more data an augmented training set is worth.
         momentum_correction: Where a scheduler lowers the rate, multiply the momentum by the same factor.
         params: Parameters of the model, or groups of them; all trainable ones if None.
@@ -285,8 +315,12 @@ class NoisyKFAC(VOGN):
         if first:
             state["step"] = 0
             state["momentum"] = torch.zeros_like(delta)
-        if state["step"] % self.refresh_every:
+        # Inverses of curvature that has grown since are too large and the steps with them, which lets
+        # it grow further: waiting for the next refresh can be the end of a run.
+        size = float(state["inputs"].double().trace() * state["outputs"].double().trace())
+        if state["step"] % self.refresh_every and size <= _GROWTH * state.get("inverted_size", 0.0):
             return
+        state["inverted_size"] = size
         damping = float(delta.mean()) + group["damping"]
         inverses = damped_inverses(state["inputs"], state["outputs"], damping)
         for name, inverse in zip(("input", "output"), inverses, strict=True):

@@ -317,7 +317,8 @@ class NoisyKFAC(VOGN):
             state["momentum"] = torch.zeros_like(delta)
         # Inverses of curvature that has grown since are too large and the steps with them, which lets
         # it grow further: waiting for the next refresh can be the end of a run.
-        size = float(state["inputs"].double().trace() * state["outputs"].double().trace())
+        traces = [state[name].diagonal().sum(dtype=torch.float64) for name in ("inputs", "outputs")]
+        size = float(traces[0] * traces[1])
         if state["step"] % self.refresh_every and size <= _GROWTH * state.get("inverted_size", 0.0):
             return
         state["inverted_size"] = size

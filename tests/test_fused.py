@@ -163,6 +163,15 @@ def bbb_gradients(*columns: np.ndarray) -> list[np.ndarray]:
     return [to_mean, slope * (g * noise + 0.1 * (1.5 * std - 1 / std))]
 
 
+def mixture(_pull: np.ndarray, w: np.ndarray, _eta: np.ndarray) -> list[np.ndarray]:
+    """−∂ log(0.25 N(w; 0, 1) + 0.75 N(w; 0, 0.1²))."""
+    wide, narrow = 0.25 * np.exp(-(w**2) / 2), 7.5 * np.exp(-(w**2) / 0.02)
+    return [(wide * w + narrow * w / 0.01) / (wide + narrow)]
+
+
+MIXTURE = (1.0, 99.0, float(np.log(0.75 / 0.25) + np.log(10)), -87.0, 79.0)
+
+
 def thermostat(adaptive: bool, d: float, h: float, c: float) -> Callable[..., list[np.ndarray]]:
     def update(
         theta: np.ndarray, p: np.ndarray, xi: np.ndarray, g: np.ndarray, eta: np.ndarray
@@ -197,6 +206,7 @@ UPDATES: list[tuple[Loop, int, Callable[..., list[np.ndarray]], tuple[float, ...
     (Loop.SOFTPLUS, 3, softplus, (-87.0, 79.0)),
     (Loop.BBB, 6, bbb, (-87.0, 79.0)),
     (Loop.BBB_GRADIENTS, 7, bbb_gradients, (0.1, 0.15, 0.03)),
+    (Loop.MIXTURE, 2, mixture, MIXTURE),
     (Loop.DRAW, 3, draw, (0.3, 0.1)),
     (Loop.VOGN, 5, vogn, (0.1, 0.9, 0.95, 0.15, 0.02, 0.32)),
     (
@@ -241,8 +251,17 @@ def test_the_sums_of_a_kl_term() -> None:
     mean, rho = (column.double().numpy() for column in given[4:])
     std = np.logaddexp(0, rho)
     sums = fused.run(Loop.BBB, [[column] for column in given], (-87.0, 79.0), seeded())
-    truth = [(std**2).sum(), (mean**2).sum(), np.log(std).sum()]
+    eta = normal_(torch.empty(SIZE), seeded()).double().numpy()
+    truth = [(std**2).sum(), (mean**2).sum(), np.log(std).sum(), (eta**2).sum()]
     np.testing.assert_allclose(sums, truth, rtol=1e-6)
+
+
+def test_the_sums_of_a_mixture() -> None:
+    given = columns(2)
+    w = given[1].double().numpy()
+    sums = fused.run(Loop.MIXTURE, [[column] for column in given], MIXTURE)
+    u = MIXTURE[2] - 0.5 * 99 * w**2
+    np.testing.assert_allclose(sums[:2], [(w**2).sum(), np.logaddexp(0, u).sum()], rtol=1e-6)
 
 
 @pytest.mark.parametrize("prior", [GaussianPrior(0.0, 3.0), GaussianPrior(0.1, 3.0), None])
@@ -266,12 +285,13 @@ def test_bayes_by_backprop_is_that_of_torchs_operations(
 
     monkeypatch.setattr(fused, "run", watched)
     ours = gradients()
-    assert ran == [Loop.BBB, Loop.BBB_GRADIENTS]
+    middle = [] if prior else [Loop.MIXTURE]
+    assert ran == [Loop.BBB, *middle, Loop.BBB_GRADIENTS]
     fits = fused.fits
     monkeypatch.setattr(fused, "fits", lambda columns, g: len(columns) == 1 and fits(columns, g))
     for a, b in zip(ours, gradients(), strict=True):
         torch.testing.assert_close(a, b, rtol=2e-4, atol=1e-6)
-    assert ran[2:] == [Loop.NORMAL]
+    assert ran[len(middle) + 2 :] == [Loop.NORMAL]
 
 
 @pytest.mark.parametrize("loop", [Loop.SGNHT, Loop.ATMC])

@@ -30,12 +30,16 @@ class Loop(IntEnum):
     DRAW = 7
     """θ, μ, s | a, b; θ becomes μ + b ε / √(s + a)."""
     BBB = 8
-    """w, ε, σ, slope, μ, ρ | the bounds of ρ; σ = softplus(ρ), w = μ + σε; sums Σσ², Σμ², Σ log σ."""
+    """w, ε, σ, slope, μ, ρ | the bounds of ρ; σ = softplus(ρ), w = μ + σε; sums Σσ², Σμ²,
+    Σ log σ and Σε²."""
     SOFTPLUS = 9
     """σ, slope, ρ | the bounds of ρ."""
     BBB_GRADIENTS = 10
     """Δμ, Δρ, ∂w, ε, σ, slope, μ | s, sδ, sδm, where s is the weight of the KL term."""
-    VOGN = 11
+    MIXTURE = 11
+    """g, w | 1/σ₁², 1/σ₂² − 1/σ₁², the log-odds at 0 and the bounds of the log-odds u; the scale mixture
+    prior's −∂log p/∂w, and sums Σw² and Σ softplus(u)."""
+    VOGN = 12
     """μ, m, s, ĝ, ĥ | α, β1, 1 − β2, β2 (times what ĥ is to be multiplied by), δ̃, δ̃ + γ."""
-    IVON = 12
+    IVON = 13
     """μ, m, h, ĝ, θ | 1 − β1, 1 − β2, λ, δ, δ(1 − β1ᵗ), 1/(1 − β1ᵗ), α(h0 + δ), ξ."""

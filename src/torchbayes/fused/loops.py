@@ -279,15 +279,21 @@ def _ivon(mu: Any, m: Any, h: Any, g: Any, theta: Any, numbers: Any) -> None:
         mu[i] = mu[i] - rate * min(max(step, -xi), xi)
 
 
+@_compiled()
+def _log1p_of(e: Any, u: Any) -> Any:
+    """Log(1 + e) where u is 1 + e as rounded: log u, put right by what u has lost of e."""
+    kept = u - _f(1)
+    return e if kept == _f(0) else _log(u) * (e / kept)
+
+
 @_compiled(f"void({_FLAT}, {_FLAT}, {_FLAT}, {_FLAT})")
 def _softplus(std: Any, slope: Any, rho: Any, numbers: Any) -> None:
     low, high = numbers[0], numbers[1]
     for i in range(std.size):
         e = _exp(min(max(rho[i], low), high))
         u = _f(1) + e
-        lost = u - _f(1)  # what of e is left in u; log u / lost is as good as log1p(e) / e
         slope[i] = e / u
-        std[i] = e if lost == _f(0) else _log(u) * (e / lost)
+        std[i] = _log1p_of(e, u)
 
 
 @_compiled(f"void({_FLAT}, {_FLAT}, {_FLAT}, {_FLAT}, {_FLAT})")
@@ -297,17 +303,39 @@ def _sample(w: Any, epsilon: Any, std: Any, mean: Any, eta: Any) -> None:
         w[i] = mean[i] + std[i] * eta[i]
 
 
-@_compiled(f"void({_FLAT}, {_FLAT}, float64[::1])", {"contract", "nsz", "arcp", "reassoc"})
-def _kl_sums(std: Any, mean: Any, sums: Any) -> None:
-    """Σσ², Σμ² and Σ log σ; a sum over a chunk at most may be in any order, and in float32."""
-    stds, means, logs = _f(0), _f(0), _f(0)
+@_compiled(f"void({_FLAT}, {_FLAT}, {_FLAT}, float64[::1])", {*_FASTMATH, "reassoc"})
+def _kl_sums(std: Any, mean: Any, eta: Any, sums: Any) -> None:
+    """Σσ², Σμ², Σ log σ and Σε²; a sum over a chunk at most may be in any order, and in float32."""
+    stds, means, logs, squares = _f(0), _f(0), _f(0), _f(0)
     for i in range(std.size):
         stds += std[i] * std[i]
         means += mean[i] * mean[i]
         logs += _log(std[i])
+        squares += eta[i] * eta[i]
     sums[0] += stds
     sums[1] += means
     sums[2] += logs
+    sums[3] += squares
+
+
+@_compiled(f"void({_FLAT}, {_FLAT}, {_FLAT}, {_FLAT})")
+def _mixture(pull: Any, share: Any, w: Any, numbers: Any) -> None:
+    wide, excess, odds, low, high = numbers[0], numbers[1], numbers[2], numbers[3], numbers[4]
+    for i in range(w.size):
+        e = _exp(min(max(odds - _f(0.5) * excess * w[i] * w[i], low), high))
+        u = _f(1) + e
+        share[i] = _log1p_of(e, u)
+        pull[i] = w[i] * (wide + excess * (e / u))
+
+
+@_compiled(f"void({_FLAT}, {_FLAT}, float64[::1])", {*_FASTMATH, "reassoc"})
+def _mixture_sums(w: Any, share: Any, sums: Any) -> None:
+    squares, shares = _f(0), _f(0)
+    for i in range(w.size):
+        squares += w[i] * w[i]
+        shares += share[i]
+    sums[0] += squares
+    sums[1] += shares
 
 
 @_compiled(f"void({', '.join([_FLAT] * 8)})")
@@ -396,7 +424,11 @@ def walk(
             elif loop == Loop.BBB:
                 _softplus(c, d, f, numbers)
                 _sample(a, b, c, e, part)
-                _kl_sums(c, e, sums[chunk])
+                _kl_sums(c, e, part, sums[chunk])
+            elif loop == Loop.MIXTURE:
+                share = eta[: until - position]
+                _mixture(a, share, b, numbers)
+                _mixture_sums(b, share, sums[chunk])
             else:
                 _bbb_gradients(a, b, c, d, e, f, g, numbers)
             position = until

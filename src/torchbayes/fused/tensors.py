@@ -35,6 +35,9 @@ _CHANGED = {
 }  # fmt: skip
 
 
+_SUMMING = (Loop.BBB, Loop.MIXTURE)
+
+
 def fits(columns: Sequence[Sequence[Tensor]], generator: torch.Generator | None) -> bool:
     """Whether the loops can take these tensors, and there are enough entries for them to pay.
 
@@ -91,7 +94,7 @@ def run(
     scalars = np.array(numbers, np.float32)
 
     chunks = -(-int(ends[-1]) // chunk)
-    sums = np.zeros((chunks if loop == Loop.BBB else 1, 3))
+    sums = np.zeros((chunks if loop in _SUMMING else 1, 4))
 
     def part(first: int, last: int) -> None:
         walk(int(loop), addresses, ends, first, last, *key, scalars, sums)

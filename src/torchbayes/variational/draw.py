@@ -109,7 +109,7 @@ class _Slot:
         if self.spread is Spread.NONE and fused.fits(columns, self.generator):
             part.noise = noise
             sums = fused.run(fused.Loop.BBB, columns, bounds(rho.dtype), self.generator)
-            self.kl = self.term.from_sums(self.slab, *sums.tolist())
+            part.sums = tuple(sums.tolist())
         else:
             softplus(rho, part.std, part.slope, sample)
             spread = self._sample(part, normal_(noise, self.generator), sample)

@@ -23,9 +23,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from torchbayes import fused
 from torchbayes.prior import GaussianPrior, Prior, ScaleMixturePrior
 from torchbayes.variational.buffers import Pool
 from torchbayes.variational.slabs import Slab
+from torchbayes.variational.softplus import bounds
 
 __all__ = ["GaussianKL", "KLTerm", "MixtureKL", "Part", "kl_term"]
 
@@ -44,7 +46,9 @@ class Part:
         slope: dσ/dρ, the logistic function of ρ.
         noise: ε; None if there is no draw, or if its deviation is kept instead.
         sample: w = μ + σε; None if there is no draw or if the KL term has no use for it.
+        pull: The prior's −∂log p/∂w, if it is known already.
         deviation: σε; only where an estimator needs it, and then instead of ε.
+        sums: Σσ², Σμ², Σ log σ and Σε², if they are known already.
     """
 
     mean: Tensor
@@ -53,6 +57,8 @@ class Part:
     noise: Tensor | None = None
     sample: Tensor | None = None
     deviation: Tensor | None = None
+    pull: Tensor | None = None
+    sums: tuple[float, ...] | None = None
 
     def times_noise(self, factor: Tensor, out: Tensor) -> Tensor:
         """`factor` · ε."""
@@ -63,7 +69,7 @@ class Part:
 
     def tensors(self) -> tuple[Tensor | None, ...]:
         """The fields, in order."""
-        return self.mean, self.std, self.slope, self.noise, self.sample, self.deviation
+        return self.mean, self.std, self.slope, self.noise, self.sample, self.deviation, self.pull
 
 
 def _sum(flat: Tensor) -> Tensor:
@@ -106,6 +112,10 @@ def _closed_form(count: int, squares: _Number, logs: _Number, precision: float) 
     return 0.5 * (precision * squares - count * (1 + math.log(precision))) - logs
 
 
+def _double(value: float, slab: Slab) -> Tensor:
+    return torch.tensor(value, dtype=torch.float64, device=slab.device)
+
+
 class KLTerm:
     """A KL term; this one serves any prior.
 
@@ -124,16 +134,15 @@ class KLTerm:
 
     def value(self, pool: Pool, slab: Slab, names: list[str], part: Part) -> Tensor:
         """The slab's share of the term, a number in double precision."""
+        normaliser = 0.5 * math.log(2 * math.pi) * slab.count
+        if part.sums is not None:
+            _, _, logs, squares = part.sums
+            return _double(-0.5 * squares - logs - normaliser, slab)
         one = torch.ones((), dtype=slab.dtype, device=slab.device)
         noise = part.noise
         if noise is None:
             noise = part.times_noise(one, slab.take(pool))
-        normaliser = 0.5 * math.log(2 * math.pi) * slab.count
         return -0.5 * _sum_of_squares(noise) - _log_sum(pool, part.std) - normaliser
-
-    def from_sums(self, slab: Slab, stds: float, means: float, logs: float) -> Tensor | None:
-        """The slab's share from Σσ², Σμ² and Σ log σ, if that is all the term depends on."""
-        return None
 
     def moments(self) -> tuple[float, float] | None:
         """The m and δ of `to_mean`, δ(μ−m), and of `to_std`, δσ − 1/σ; None if they are not two numbers."""
@@ -194,16 +203,12 @@ class GaussianKL(KLTerm):
             return None
         return float(mean), float(precision)
 
-    def from_sums(self, slab: Slab, stds: float, means: float, logs: float) -> Tensor | None:
-        """The closed form for m = 0."""
-        moments = self.moments()
-        if moments is None or moments[0] != 0:
-            return None
-        value = _closed_form(slab.count, stds + means, logs, moments[1])
-        return torch.tensor(value, dtype=torch.float64, device=slab.device)
-
     def value(self, pool: Pool, slab: Slab, names: list[str], part: Part) -> Tensor:
         """The closed form, summed over the slab."""
+        known = self.moments()
+        if part.sums is not None and known is not None and known[0] == 0:
+            stds, means, logs, _ = part.sums
+            return _double(_closed_form(slab.count, stds + means, logs, known[1]), slab)
         moments = self._moments(pool, slab, names)
         if moments is not None:
             m, delta = (moment.double() for moment in moments)
@@ -280,17 +285,30 @@ class MixtureKL(KLTerm):
     def value(self, pool: Pool, slab: Slab, names: list[str], part: Part) -> Tensor:
         """The estimate of log q(w) − log p(w) by the draw in hand."""
         assert part.sample is not None
+        first_half = super().value(pool, slab, names, part)
+        columns = [[pool.like(part.sample)], [part.sample]]
+        if fused.fits(columns, None):
+            numbers = (self._wide, self._excess, self._odds, *bounds(part.sample.dtype))
+            sums: list[float] = fused.run(fused.Loop.MIXTURE, columns, numbers).tolist()
+            part.pull = columns[0][0]
+            far = slab.count * self._peak - 0.5 * self._wide * sums[0]
+            return first_half - far - sums[1]
         odds = self._log_odds(pool, part.sample)
-        narrow = _sum(F.softplus(odds, out=odds))  # type: ignore[call-arg]
+        shares = _sum(F.softplus(odds, out=odds))  # type: ignore[call-arg]
         wide = slab.count * self._peak - 0.5 * self._wide * _sum_of_squares(part.sample)
-        return super().value(pool, slab, names, part) - wide - narrow
+        return first_half - wide - shares
 
     def to_sample(self, pool: Pool, part: Part, scale: float, grad: Tensor | None) -> Tensor | None:
         """Add −∂log p/∂w."""
         assert part.sample is not None
-        out = self._log_odds(pool, part.sample).sigmoid_()
-        out.mul_(self._excess).add_(self._wide).mul_(part.sample)
-        return out.mul_(scale) if grad is None else torch.add(grad, out, alpha=scale, out=out)
+        pull = part.pull
+        if pull is None:
+            pull = self._log_odds(pool, part.sample).sigmoid_()
+            pull.mul_(self._excess).add_(self._wide).mul_(part.sample)
+        out = pool.like(pull)  # the pull itself may be asked for again
+        if grad is None:
+            return torch.mul(pull, scale, out=out)
+        return torch.add(grad, pull, alpha=scale, out=out)
 
 
 def kl_term(prior: Prior) -> KLTerm:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import socket
 import sys
 import tempfile
 import time
@@ -19,6 +18,9 @@ from dataclasses import dataclass
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch.distributed import TCPStore
 
 # All that a training run imports, the late imports of torch's optimisers and of the scores included.
 PRELOAD = ["torchbayes.cli", "torch._dynamo", "torchmetrics.functional.classification"]
@@ -40,17 +42,17 @@ def forkserver() -> ForkServerContext:
     return context
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def processes(
     count: int, function: Callable[..., None], *arguments: Any, timeout: float = 240
 ) -> Ended:
     """Call `function` in `count` processes of one group; like torchrun, end all when one has failed."""
-    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(count)}
+    # The processes meet at a store of this process, as at the one of torchrun's agent. A free port that the
+    # first of them were to open later could be gone by then: other tests run at the same time.
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    group = {
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": str(count),
+        "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0",
+    }  # fmt: skip
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         started = [
@@ -98,8 +100,6 @@ def _rank(
         os.close(file)
     own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "GLOO_SOCKET_IFNAME": "lo"}
     os.environ.update(group | own)
-    import torch
-
     torch.set_num_threads(1)
     function(*arguments)
 

@@ -19,7 +19,7 @@ from torchbayes.experiment import TrainedRun
 from torchbayes.interrupt import StopRequest
 from torchbayes.train import _Training
 
-from .processes import Ended, free_port, processes, torchbayes
+from .processes import Ended, processes, torchbayes
 
 SMALL = ["--data", "digits", "--model", "mlp", "--model-set", "hidden=[16]", "--batch-size", "64"]
 
@@ -34,8 +34,8 @@ def pair(*arguments: str) -> Ended:
 def start(*arguments: str) -> subprocess.Popen[str]:
     """Two processes under torchrun itself, in the background, in a process group of their own."""
     command = [
-        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2",
-        "--master-addr", "127.0.0.1", "--master-port", str(free_port()),
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1",
+        "--nproc-per-node", "2",
         "-m", "torchbayes", "train", *SMALL, *arguments,
     ]  # fmt: skip
     return subprocess.Popen(

@@ -55,6 +55,9 @@ def processes(
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
+        printed = {s: [folder / f"{s}{rank}" for rank in range(count)] for s in ("out", "err")}
+        for file in (*printed["out"], *printed["err"]):
+            file.touch()  # a process may be ended before it gets there
         started = [
             forkserver().Process(target=_rank, args=(rank, group, folder, function, arguments))
             for rank in range(count)
@@ -75,10 +78,7 @@ def processes(
         codes = [process.exitcode or 0 for process in started]
         # A process that was killed here failed because of another one: its code comes last.
         codes.sort(key=lambda code: (code == 0, code < 0))
-        out, err = (
-            "".join((folder / f"{stream}{rank}").read_text() for rank in range(count))
-            for stream in ("out", "err")
-        )
+        out, err = ("".join(f.read_text() for f in files) for files in printed.values())
     return Ended(codes[0], out, err)
 
 
@@ -95,7 +95,7 @@ def _rank(
     arguments: tuple[Any, ...],
 ) -> None:
     for stream, number in (("out", 1), ("err", 2)):
-        file = os.open(folder / f"{stream}{rank}", os.O_WRONLY | os.O_CREAT)
+        file = os.open(folder / f"{stream}{rank}", os.O_WRONLY)
         os.dup2(file, number)
         os.close(file)
     own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "GLOO_SOCKET_IFNAME": "lo"}

@@ -16,8 +16,11 @@ demo: $(VENV)/.installed  ## train, evaluate and compare every method on the emb
 	$(BIN)/torchbayes compare --out demo
 	@echo "Open demo/report.html in a browser."
 
+# One worker for each core: with one thread each, tests leave the other cores idle. At most four, for every worker
+# imports and collects everything once more and takes about a gigabyte, and containers may show more cores than
+# they give. Work is stolen in runs of neighbouring tests, so that a module's fixtures are mostly made once.
 test: $(VENV)/.installed lint  ## style, types, then all tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

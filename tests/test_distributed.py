@@ -1,11 +1,10 @@
-"""Two processes under torchrun (gloo) against one."""
+"""Two processes (gloo) against one; what becomes of a run whose process ends is torchrun's own doing."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,41 +19,28 @@ from torchbayes.experiment import TrainedRun
 from torchbayes.interrupt import StopRequest
 from torchbayes.train import _Training
 
+from .processes import Ended, processes, torchbayes
+
 SMALL = ["--data", "digits", "--model", "mlp", "--model-set", "hidden=[16]", "--batch-size", "64"]
 
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 
 
-def command_of(arguments: tuple[str, ...], processes: int) -> list[str]:
-    return [*launcher(processes), "-m", "torchbayes", "train", *SMALL, *arguments]
+def pair(*arguments: str) -> Ended:
+    return torchbayes("train", *SMALL, *arguments, count=2)
 
 
-def launcher(processes: int) -> list[str]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    return [
-        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes),
-        "--master-addr", "127.0.0.1", "--master-port", str(port),
+def start(*arguments: str) -> subprocess.Popen[str]:
+    """Two processes under torchrun itself, in the background, in a process group of their own."""
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1",
+        "--nproc-per-node", "2",
+        "-m", "torchbayes", "train", *SMALL, *arguments,
     ]  # fmt: skip
-
-
-def torchrun(*arguments: str, processes: int = 2) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command_of(arguments, processes),
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env=ENVIRONMENT,
-    )
-
-
-def start(*arguments: str, processes: int = 2) -> subprocess.Popen[str]:
-    """The same in the background, in a process group of its own."""
     return subprocess.Popen(
-        command_of(arguments, processes), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env=ENVIRONMENT, start_new_session=True,
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT,
+        start_new_session=True,
     )  # fmt: skip
 
 
@@ -76,8 +62,7 @@ def workers(agent: subprocess.Popen[str]) -> list[int]:
 
 
 def alone(*arguments: str) -> None:
-    command = [sys.executable, "-m", "torchbayes", "train", *SMALL, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    done = torchbayes("train", *SMALL, *arguments)
     assert done.returncode == 0, done.stderr
 
 
@@ -85,7 +70,7 @@ def alone(*arguments: str) -> None:
 def test_two_processes_equal_one(method: str, tmp_path: Path) -> None:
     """The same global batches, shared: the averaged gradient is the whole batch's."""
     settings = ["--method", method, "--epochs", "2"]
-    done = torchrun(*settings, "--out", str(tmp_path / "two"))
+    done = pair(*settings, "--out", str(tmp_path / "two"))
     assert done.returncode == 0, done.stderr
     alone(*settings, "--out", str(tmp_path / "one"))
     one = TrainedRun(tmp_path / "one").posterior().mean()
@@ -96,7 +81,7 @@ def test_two_processes_equal_one(method: str, tmp_path: Path) -> None:
 
 def test_ensemble_members_are_spread_over_processes(tmp_path: Path) -> None:
     settings = ["--method", "ensemble", "--epochs", "1", "--set", "members=3"]
-    done = torchrun(*settings, "--out", str(tmp_path / "run"))
+    done = pair(*settings, "--out", str(tmp_path / "run"))
     assert done.returncode == 0, done.stderr
     posterior = TrainedRun(tmp_path / "run").posterior()
     assert isinstance(posterior, tb.Samples)
@@ -115,7 +100,7 @@ def test_ensemble_members_are_spread_over_processes(tmp_path: Path) -> None:
 
 def test_one_process_resumes_what_two_began(tmp_path: Path) -> None:
     settings = ["--method", "map", "--epochs", "3", "--checkpoint-seconds", "0"]
-    done = torchrun(*settings, "--out", str(tmp_path / "run"))
+    done = pair(*settings, "--out", str(tmp_path / "run"))
     assert done.returncode == 0, done.stderr
     (tmp_path / "run" / "posterior.safetensors").unlink()
     alone(*settings, "--out", str(tmp_path / "run"), "--resume")
@@ -123,12 +108,12 @@ def test_one_process_resumes_what_two_began(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["vogn", "ivon"])
-def test_natural_gradients_under_torchrun_and_another_world_size(
+def test_natural_gradients_in_two_processes_and_another_world_size(
     method: str, tmp_path: Path
 ) -> None:
     """Two processes begin, one goes on, two go on again; every rank's draws are its own."""
     run, settings = tmp_path / "run", ["--method", method, "--checkpoint-seconds", "0"]
-    done = torchrun(*settings, "--epochs", "3", "--json", "--out", str(run))
+    done = pair(*settings, "--epochs", "3", "--json", "--out", str(run))
     assert done.returncode == 0, done.stderr
     whole = json.loads(done.stdout)
     assert whole["accuracy"] > 0.7  # it has learned: 10 classes, 66 updates
@@ -145,7 +130,7 @@ def test_natural_gradients_under_torchrun_and_another_world_size(
     state = torch.load(run / "checkpoint.pt", weights_only=True)
     state["epoch"], state["batch"], state["rows"] = 2, 0, 2
     torch.save(state, run / "checkpoint.pt")
-    done = torchrun(*settings, "--epochs", "3", "--json", "--out", str(run), "--resume")
+    done = pair(*settings, "--epochs", "3", "--json", "--out", str(run), "--resume")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["accuracy"] > 0.7
 
@@ -179,7 +164,7 @@ def test_a_killed_process_ends_the_run_and_it_resumes(tmp_path: Path) -> None:
     config = run / "config.toml"
     config.write_text(config.read_text().replace("epochs = 400", f"epochs = {reached + 1}"))
     settings[3] = str(reached + 1)
-    done = torchrun(*settings, "--out", str(run), "--resume")
+    done = pair(*settings, "--out", str(run), "--resume")
     assert done.returncode == 0, done.stderr
     assert (run / "posterior.safetensors").exists()
 
@@ -220,22 +205,20 @@ def test_a_signal_during_the_exchange_is_not_lost(monkeypatch: pytest.MonkeyPatc
     assert _Training._pause(training, stop) == (True, True)
 
 
-LEARNED_NOISE = """
-import os, sys, torch, torchbayes as tb
-torch.manual_seed(0)
-x = torch.linspace(-1, 1, 64).unsqueeze(1)
-y = x + 0.3 * torch.linspace(0, 1, 64).unsqueeze(1) * torch.randn(64, 1)   # the halves differ in noise
-run = tb.fit(torch.nn.Linear(1, 1), (x, y), "vogn", epochs=5, batch_size=16, progress=False)
-state = run.likelihood.state_dict() | run.model.state_dict()
-torch.save(state, os.path.join(sys.argv[1], os.environ["RANK"] + ".pt"))
-"""
+def learn_noise(folder: Path) -> None:
+    torch.manual_seed(0)
+    x = torch.linspace(-1, 1, 64).unsqueeze(1)
+    noise = torch.linspace(0, 1, 64).unsqueeze(1) * torch.randn(64, 1)  # the halves differ in it
+    run = tb.fit(
+        torch.nn.Linear(1, 1), (x, x + 0.3 * noise), "vogn", epochs=5, batch_size=16, progress=False
+    )  # fmt: skip
+    state = run.likelihood.state_dict() | run.model.state_dict()
+    torch.save(state, folder / f"{os.environ['RANK']}.pt")
 
 
 def test_a_learned_noise_stays_the_same_on_all_processes(tmp_path: Path) -> None:
     """VOGN reduces its own statistics; the noise's gradient is averaged all the same."""
-    (tmp_path / "run.py").write_text(LEARNED_NOISE)
-    command = [*launcher(2), str(tmp_path / "run.py"), str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=ENVIRONMENT)
+    done = processes(2, learn_noise, tmp_path)
     assert done.returncode == 0, done.stderr
     first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
     assert len(first) > 2  # the noise is among them

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import random
 import time
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 import torchbayes as tb
 
 from .conformance.problems import blobs, small_net
+from .processes import forkserver
 
 SETTINGS = {"method": "dropout", "epochs": 40, "batch_size": 8, "progress": False}
 
@@ -23,9 +23,7 @@ def train(folder: str) -> None:
 
 
 def test_ten_kills(tmp_path: Path) -> None:
-    # The server imports torchbayes once; its children fork from it before it has any threads.
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torchbayes", __name__])
+    context = forkserver()
     moments = random.Random(0)
     kills = 0
     checkpoint = tmp_path / "killed" / "checkpoint.pt"

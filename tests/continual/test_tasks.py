@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -21,6 +19,8 @@ from torchbayes.continual import (
 from torchbayes.data import load_data
 from torchbayes.methods.base import check_options, find_method
 from torchbayes.models import mlp
+
+from ..processes import Ended, torchbayes
 
 
 def test_permuted_tasks_are_the_same_pixels_in_other_orders() -> None:
@@ -101,9 +101,8 @@ def test_wrong_arguments_are_named() -> None:
         permuted_tasks(load_data("bbb-curve"))
 
 
-def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    whole = [sys.executable, "-m", "torchbayes", "continual", "--data", "digits", *arguments]
-    return subprocess.run(whole, capture_output=True, text=True, timeout=240)
+def command(*arguments: str) -> Ended:
+    return torchbayes("continual", "--data", "digits", *arguments)
 
 
 def test_the_command_writes_json_and_markdown(tmp_path: Path) -> None:

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +14,8 @@ import torchbayes as tb
 from torchbayes.methods.sampler import Collection
 from torchbayes.models import resnetpp20
 from torchbayes.progress import Progress
+
+from ..processes import torchbayes
 
 INPUTS = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
 TARGETS = (INPUTS[:, 0] > 0).long()
@@ -179,18 +177,11 @@ def test_a_bank_on_disk_is_the_one_in_memory(tmp_path: Path) -> None:
 
 
 def test_two_processes_pool_their_chains(tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2",
-        "--master-addr", "127.0.0.1", "--master-port", str(port),
-        "-m", "torchbayes", "train", "--data", "digits", "--model", "mlp",
-        "--model-set", "hidden=[8]", "--batch-size", "256", "--method", "sgnht", "--epochs", "2",
-        "--set", "samples=2", "--out", str(tmp_path / "run"),
-    ]  # fmt: skip
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment)
+    done = torchbayes(
+        "train", "--data", "digits", "--model", "mlp", "--model-set", "hidden=[8]",
+        "--batch-size", "256", "--method", "sgnht", "--epochs", "2", "--set", "samples=2",
+        "--out", str(tmp_path / "run"), count=2,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     posterior = tb.load(tmp_path / "run" / "posterior.safetensors")
     assert isinstance(posterior, tb.Samples)

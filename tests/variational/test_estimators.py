@@ -34,8 +34,8 @@ LAYERS = {
     "conv3d": (lambda: nn.Conv3d(2, 3, 2), (2, 3, 3, 3)),
     "conv_transpose1d": (lambda: nn.ConvTranspose1d(4, 6, 3, stride=2, groups=2), (4, 3)),
     "conv_transpose2d": (
-        lambda: nn.ConvTranspose2d(4, 6, 3, stride=2, output_padding=1, dilation=2),
-        (4, 3, 3),
+        lambda: nn.ConvTranspose2d(2, 3, 3, stride=2, output_padding=1, dilation=2),
+        (2, 3, 3),
     ),
     "conv_transpose3d": (lambda: nn.ConvTranspose3d(2, 3, 2), (2, 2, 2, 2)),
 }

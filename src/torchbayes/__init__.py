@@ -7,6 +7,8 @@ Train any `nn.Module` with a Bayesian method and get predictions with calibrated
     p.probs, p.confidence, p.epistemic
 """
 
+from typing import TYPE_CHECKING, Any
+
 from torchbayes._version import __version__
 from torchbayes.average import (
     HWA,
@@ -22,7 +24,6 @@ from torchbayes.batchnorm import recalibrate_batchnorm
 from torchbayes.curvature import KroneckerGaussian
 from torchbayes.data import load_data
 from torchbayes.distill import distill
-from torchbayes.estimators import BayesianClassifier, BayesianRegressor
 from torchbayes.likelihood import Categorical, GaussianNoise, Likelihood, Observation
 from torchbayes.methods import METHODS
 from torchbayes.nonfinite import TrainingError
@@ -78,6 +79,9 @@ from torchbayes.variational import (
     signal_to_noise,
 )
 from torchbayes.verification import compare_to_nuts, verify
+
+if TYPE_CHECKING:
+    from torchbayes.estimators import BayesianClassifier, BayesianRegressor
 
 __all__ = [
     "ATMC",
@@ -153,3 +157,12 @@ __all__ = [
     "verify",
     "widening",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # With scikit-learn, which they need, an import of torchbayes takes nearly twice as long.
+    if name in ("BayesianClassifier", "BayesianRegressor"):
+        from torchbayes import estimators
+
+        return getattr(estimators, name)
+    raise AttributeError(f"module 'torchbayes' has no attribute {name!r}")

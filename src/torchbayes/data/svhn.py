@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from scipy.io import loadmat
 
 from torchbayes.data.dataset import DataSet, Split
 from torchbayes.data.download import RemoteFile
@@ -58,6 +57,8 @@ def read_svhn(path: Path) -> Split:
     Raises:
         DataError: If the file is cut short, damaged or something else.
     """
+    from scipy.io import loadmat  # late: few need it
+
     try:
         content = loadmat(path, variable_names=("X", "y"))
         images, labels = content["X"], content["y"].reshape(-1)

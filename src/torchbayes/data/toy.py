@@ -6,9 +6,6 @@ import math
 from pathlib import Path
 
 import torch
-from sklearn.datasets import load_digits as sklearn_digits
-from sklearn.datasets import make_moons
-from sklearn.model_selection import train_test_split
 from torch import Tensor
 
 from torchbayes.data.dataset import DataSet, Split
@@ -22,6 +19,11 @@ def load_digits(data_dir: str | Path | None, download: bool) -> DataSet:
     They are a quarter of the original set; the split into 1,347 and 450 is fixed and has every
     class in proportion. The arguments are there for the registry and not used.
     """
+    from sklearn.datasets import (
+        load_digits as sklearn_digits,  # it takes longer to import than torch
+    )
+    from sklearn.model_selection import train_test_split
+
     images, labels = sklearn_digits(return_X_y=True)
     parts = train_test_split(images, labels, test_size=450, stratify=labels, random_state=0)
     inputs = [torch.from_numpy(part / 16).float().view(-1, 1, 8, 8) for part in parts[:2]]
@@ -45,6 +47,8 @@ def load_moons(data_dir: str | Path | None, download: bool) -> DataSet:
 
     The arguments are there for the registry and not used.
     """
+    from sklearn.datasets import make_moons
+
     points, labels = make_moons(1000, noise=0.15, random_state=0)
     inputs, targets = torch.from_numpy(points).float(), torch.from_numpy(labels).long()
     train = Split(inputs[:500], targets[:500])

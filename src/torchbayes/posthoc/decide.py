@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from scipy.stats import beta
+from scipy.special import betaincinv
 from torch import Tensor
 
 from torchbayes.posthoc._labels import checked
@@ -29,7 +29,7 @@ def risk_bound(errors: int, answered: int, delta: float) -> float:
     """The error rate that `errors` of `answered` exclude at level δ: Clopper and Pearson's upper bound."""
     if errors >= answered:
         return 1.0
-    return float(beta.ppf(1 - delta, errors + 1, answered - errors))
+    return float(betaincinv(errors + 1, answered - errors, 1 - delta))
 
 
 @dataclass(frozen=True)

@@ -446,7 +446,14 @@ def test_what_does_not_fit() -> None:
     assert not fused.fits([[large.double()]], None)
     assert not fused.fits([[large.to("meta")]], None)
     assert not fused.fits([[torch.zeros(200, 300).t()]], None)
-    assert not fused.fits([[large], [large[::1].double()]], None)
+    assert not fused.fits([[large], [large.double()]], None)
+    assert not fused.fits([[large], [torch.ones(1)]], None)
+
+
+def test_means_and_stds_may_be_broadcast() -> None:
+    x = torch.empty(SIZE)
+    gaussians_([x], [torch.ones(1)], [torch.zeros(1)], seeded())
+    assert torch.equal(x, torch.ones(SIZE))
 
 
 def test_a_function_without_a_file_is_compiled_all_the_same() -> None:

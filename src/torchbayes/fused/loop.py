@@ -11,6 +11,7 @@ class Loop(IntEnum):
     """What is done to every entry, with the columns of tensors that it takes | and the numbers.
 
     The first column is changed, and so are a sampler's own tensors. The loops up to `BBB` draw.
+    With a number of theirs `torchbayes.fused.loops` must change too: numba would not see that it is stale.
     """
 
     NORMAL = 0

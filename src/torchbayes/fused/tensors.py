@@ -27,14 +27,11 @@ _CHUNKS_PER_THREAD = 64
 
 _COLUMNS = 7
 
-
 # How many of a loop's columns it changes.
 _CHANGED = {
     Loop.PSGLD: 2, Loop.SGHMC: 2, Loop.SGNHT: 3, Loop.ATMC: 3, Loop.BBB: 4, Loop.SOFTPLUS: 2,
     Loop.BBB_GRADIENTS: 2, Loop.VOGN: 3, Loop.IVON: 3,
 }  # fmt: skip
-
-
 _SUMMING = (Loop.BBB, Loop.MIXTURE)
 
 
@@ -42,13 +39,16 @@ def fits(columns: Sequence[Sequence[Tensor]], generator: torch.Generator | None)
     """Whether the loops can take these tensors, and there are enough entries for them to pay.
 
     Args:
-        columns: Lists of tensors of matching shapes.
+        columns: Lists of tensors, of which the first of each list belong together, the second, and so on.
         generator: Where random numbers come from.
     """
+    sizes = [tensor.numel() for tensor in columns[0]]
     return (
         (generator is None or generator.device.type == "cpu")
-        and sum(tensor.numel() for tensor in columns[0]) >= _LEAST
+        and sum(sizes) >= _LEAST
         and all(_plain(tensor) for column in columns for tensor in column)
+        # One that torch would broadcast is too short for a loop.
+        and all([tensor.numel() for tensor in column] == sizes for column in columns)
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from reasons import reason
+from reasons import bound, reason
 from steps import BARE, POSTERIORS, VARIANTS, baseline
 
 ROOT = Path(__file__).parents[1]
@@ -49,6 +49,10 @@ the floor of a sampler, of `bbb`, `vogn` and `ivon` is the sum of the two. What 
 an update of theirs is one compiled loop (`torchbayes.fused`), which reads and writes every tensor once.
 
 ![One step of every method, relative to plain Adam or SGD](images/steps.png)
+
+"""
+MISSED = """
+Where a target is missed, and what bounds the step:
 
 """
 MEMORY = """
@@ -162,7 +166,14 @@ def step_cell(row: dict[str, Any]) -> str:
 
 def steps_table(networks: dict[str, Any]) -> str:
     """The step times: plain torch, then every method that there is, measured or not."""
-    return table(networks, [*BARE, *VARIANTS], step_cell)
+    text = table(networks, [*BARE, *VARIANTS], step_cell)
+    missed = [
+        f"- `{name}` on {TITLES[network].split(',')[0]}: {figure_of(row)}, target {row['target']}: {why}."
+        for name in VARIANTS
+        for network, net in networks.items()
+        if (row := net["steps"].get(name)) and (why := bound(name, network, row))
+    ]
+    return text + (MISSED + "\n".join(missed) + "\n" if missed else "")
 
 
 def table(networks: dict[str, Any], names: list[str], show: Callable[[dict[str, Any]], str]) -> str:

@@ -1,4 +1,4 @@
-"""Why a peer is faster than torchbayes, where it is: the page says it in the rows whose figures need it."""
+"""Why a peer is faster than torchbayes, or a target is missed: the page says it where the figures need it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,15 @@ REASONS: dict[str | tuple[str, str], str] = {
     ("BackPACK", "resnet18"): "batch norm's statistics are constants to it: less to differentiate",
     ("Opacus", "resnet18"): "group norm in place of batch norm: another network",
 }
+# By method and network: what bounds a step that misses its target.
+BOUNDS: dict[tuple[str, str], str] = {
+    ("hypernet", "mlp"): (
+        "the generators' output layers have 32 weights for every weight of the network, 76 million; a step "
+        "reads them for the draw, and them and their momentum for the update, and writes both: 1.5 GB, which "
+        "is all the time there is"
+    ),
+}
+NEAR = "the target lies within the quartiles of this measurement"
 OVERLAP = "the quartiles overlap: no difference that this measurement can show"
 UNKNOWN = "not known yet"
 
@@ -28,3 +37,19 @@ def reason(peer: str, network: str, row: dict[str, Any]) -> str:
     if theirs["high"] >= ours["low"]:
         return OVERLAP
     return REASONS.get((peer, network), REASONS.get(peer, UNKNOWN))
+
+
+def bound(method: str, network: str, row: dict[str, Any]) -> str:
+    """Why a method misses its target on a network; empty if it does not.
+
+    Args:
+        method: The method's name.
+        network: The network's.
+        row: Its figures: `ratio`, `low`, `high` and perhaps `target`.
+    """
+    target = row.get("target")
+    if target is None or "ratio" not in row or row["ratio"] <= target:
+        return ""
+    if row["low"] <= target:
+        return NEAR
+    return BOUNDS.get((method, network), UNKNOWN)

@@ -1,4 +1,4 @@
-"""docs/benchmarks.md and its charts from the figures in results/benchmarks.json, peers.json and growth.json.
+"""docs/benchmarks.md, its charts and the README's table of speed from the figures in results/.
 
 make bench bench-peers     measures them
 python benchmarks/page.py  makes the page
@@ -15,6 +15,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from reasons import bound, reason
 from steps import BARE, POSTERIORS, VARIANTS, baseline
+
+from torchbayes.evidence.readme import between
 
 ROOT = Path(__file__).parents[1]
 TITLES = {
@@ -98,9 +100,39 @@ GROWTH_PARTS = {
 }
 
 
+# What the README shows of them.
+SHOWN = ("sgld", "sgnht", "atmc", "ivon", "vogn", "bbb", "bbb flipout")
+
+
 def main() -> None:
     results = ROOT / "results"
     write(results, ROOT / "docs")
+    readme = ROOT / "README.md"
+    text = between(readme.read_text(encoding="utf-8"), "speed", speed(results))
+    readme.write_text(text, encoding="utf-8")
+
+
+def speed(results: Path) -> str:
+    """The README's table of steps, and how often we are faster than a peer."""
+    stored = load(results / "benchmarks.json")
+    networks = {name: stored["networks"][name] for name in TITLES if name in stored["networks"]}
+    lines = ["| step of | relative to | " + " | ".join(TITLES[name] for name in networks) + " |"]
+    lines.append("| --- | --- |" + " ---: |" * len(networks))
+    for name in SHOWN:
+        rows = [net["steps"].get(name, {}) for net in networks.values()]
+        cells = [f"{row['ratio']:.2f}" if "ratio" in row else "–" for row in rows]
+        lines.append(f"| `{name}` | {baseline(name)} | " + " | ".join(cells) + " |")
+    peers = load(results / "peers.json").get("networks", {})
+    measured = [row for rows in peers.values() for row in rows.values() if "peer" in row]
+    ahead = sum(row["ours"]["ratio"] < row["peer"]["ratio"] for row in measured)
+    names = {row["package"] for row in measured}
+    return (
+        "\n".join(lines) + "\n\n"
+        f"Beside {len(names)} other packages a step of ours is the faster one in {ahead} of {len(measured)} "
+        "measurements of the same method on the same\nnetwork. Measured by `make bench` and "
+        f"`make bench-peers` on {stored['machine']['cores']} CPU cores; quartiles, memory and "
+        "predictions: [docs/benchmarks.md](docs/benchmarks.md).\n"
+    )
 
 
 def write(results: Path, docs: Path) -> None:

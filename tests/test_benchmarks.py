@@ -49,8 +49,20 @@ def results(folder: Path, steps: ModuleType) -> None:
     stored = PROVENANCE | {"networks": {"mlp": {"steps": rows, "prediction": predicted}}}
     (folder / "benchmarks.json").write_text(json.dumps(stored))
     peers = {
-        "BLiTZ": {"method": "bbb", "version": "0.2.8", "peer": figure(3.0), "ours": figure(1.5)},
-        "Opacus": {"method": "vogn", "version": "1.6.0", "peer": figure(1.0), "ours": figure(2.0)},
+        "BLiTZ": {
+            "package": "b",
+            "method": "bbb",
+            "version": "0.2.8",
+            "peer": figure(3.0),
+            "ours": figure(1.5),
+        },
+        "Opacus": {
+            "package": "o",
+            "method": "vogn",
+            "version": "1.6.0",
+            "peer": figure(1.0),
+            "ours": figure(2.0),
+        },
         "TyXe": {"method": "bbb", "error": "RuntimeError: no such layer"},
     }
     (folder / "peers.json").write_text(json.dumps(PROVENANCE | {"networks": {"mlp": peers}}))
@@ -78,6 +90,19 @@ def test_page_has_the_figures_of_the_files(load: Any, tmp_path: Path) -> None:
     for image in ("steps", "growth_processes"):
         assert f"images/{image}.png" in text
         assert (tmp_path / "docs" / "images" / f"{image}.png").stat().st_size > 0
+
+
+def test_the_readmes_table_is_of_the_files(load: Any, tmp_path: Path) -> None:
+    results(tmp_path, load("steps"))
+    text = load("page").speed(tmp_path)
+    assert "| `vogn` | Adam | 1.23 |" in text
+    assert "| `atmc` | SGD | – |" in text
+    assert "the faster one in 1 of 2 " in text
+
+
+def test_the_readme_is_not_stale(load: Any) -> None:
+    readme = (FOLDER.parent / "README.md").read_text(encoding="utf-8")
+    assert load("page").speed(FOLDER.parent / "results") in readme
 
 
 def test_every_method_is_measured_and_predicts(load: Any) -> None:

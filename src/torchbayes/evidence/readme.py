@@ -14,7 +14,7 @@ from torchbayes.evidence.claims import Claim, judge
 from torchbayes.evidence.record import Record
 from torchbayes.methods import METHODS
 
-__all__ = ["HEADLINE", "filled_in"]
+__all__ = ["HEADLINE", "between", "filled_in"]
 
 HEADLINE = "demo/fashion-mnist"
 _SCORES = {
@@ -45,12 +45,12 @@ def filled_in(text: str, claims: Sequence[Claim], records: Mapping[str, Record])
                 f"the record of {HEADLINE} lacks {', '.join(sorted(missing))}: add it to the recipe and "
                 f"run {record.command}"
             )
-        text = _between(text, "headline", f"{_about(record)}\n{_table(record)}")
-    return _between(text, "claims", _verdicts(claims, records))
+        text = between(text, "headline", f"{_about(record)}\n{_table(record)}")
+    return between(text, "claims", _verdicts(claims, records))
 
 
-def _between(text: str, name: str, content: str) -> str:
-    """Put `content` between the markers of that name."""
+def between(text: str, name: str, content: str) -> str:
+    """A text with `content` between its markers of that name, `<!-- NAME -->` and `<!-- /NAME -->`."""
     pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
     return pattern.sub(lambda found: f"{found[1]}\n{content}\n{found[2]}", text)
 

@@ -100,9 +100,10 @@ def run(
         walk(int(loop), addresses, ends, first, last, *key, scalars, sums)
 
     share(part, chunks, _CHUNKS_PER_THREAD)
-    changed = [tensor for column in columns[: _CHANGED.get(loop, 1)] for tensor in column]
-    # Autograd must know that they are not what they were.
-    torch.autograd.graph.increment_version([t for t in changed if not t.is_inference()])
+    for column in columns[: _CHANGED.get(loop, 1)]:
+        for tensor in column:
+            if not tensor.is_inference():  # autograd must know that it is not what it was
+                torch.autograd.graph.increment_version(tensor)
     total: np.ndarray[Any, np.dtype[np.float64]] = sums.sum(0)
     return total
 

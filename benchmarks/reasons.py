@@ -12,6 +12,14 @@ REASONS: dict[str | tuple[str, str], str] = {
 }
 # By method and network: what bounds a step that misses its target.
 BOUNDS: dict[tuple[str, str], str] = {
+    ("bbb", "lenet5"): (
+        "62,000 weights are too few to share among threads: their draw and gradients, a tenth of the step, "
+        "run on one; the rest is calls, and Adam on twice the weights"
+    ),
+    ("vogn", "resnet20"): (
+        "the squares of every example's gradient: a batched product for each convolution, and copies that "
+        "put its operands in order, 0.2 of Adam's step"
+    ),
     ("hypernet", "mlp"): (
         "the generators' output layers have 32 weights for every weight of the network, 76 million; a step "
         "reads them for the draw, and them and their momentum for the update, and writes both: 1.5 GB, which "

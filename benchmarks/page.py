@@ -304,16 +304,26 @@ def chart(networks: dict[str, Any]) -> Figure:
         axes.axvline(1, color="black", lw=1, label="plain Adam (blue) or SGD (green)")
         floor = net["steps"][BARE[0]]["ratio"]
         axes.axvline(floor, color=COLOURS[1], lw=1, ls="--", label="forward and backward, of Adam")
+        most = min(6.0, 1.05 * max([*values, 1.0]))
         for name, row in rows.items():
             if row.get("target") is not None:
-                axes.plot(row["target"], name, "k|", ms=12)
-        axes.set_xlim(0, min(6.0, 1.05 * max([*values, 1.0])))
+                axes.plot(row["target"], name, "k|", ms=12, label="target")
+            if row.get("ratio", 0.0) > most:  # the bar goes on: say how far
+                axes.text(
+                    0.98 * most, name, f"{row['ratio']:.1f}", color="white", ha="right", va="center"
+                )
+        axes.set_xlim(0, most)
         axes.set_title(TITLES[network], fontsize=9)
         axes.set_xlabel("time of a step")
         if not axes.yaxis_inverted():
             axes.invert_yaxis()
-    handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
+    found = [axes.get_legend_handles_labels() for axes in panels]
+    entries = {
+        text: mark for marks, texts in found for text, mark in zip(texts, marks, strict=True)
+    }
+    figure.legend(
+        entries.values(), entries, loc="outside lower center", ncols=len(entries), frameon=False
+    )
     return figure
 
 
@@ -330,7 +340,7 @@ def growth_chart(along: str, growth: dict[str, Any]) -> Figure:
             f"to plain {to}": {k: row for k, row in growth[along].items() if row["to"] == to}
             for to in ("Adam", "SGD")
         }
-    figure = Figure(figsize=(9.6, 3.8), layout="constrained")
+    figure = Figure(figsize=(9.6, 4.2), layout="constrained")
     for axes, (title, rows) in zip(
         figure.subplots(1, len(parts), squeeze=False)[0], parts.items(), strict=True
     ):
@@ -355,7 +365,7 @@ def curves(axes: Axes, rows: dict[str, Any]) -> None:
     axes.set_xticks(where, [f"{value:g}" for value in where])
     axes.set_ylim(bottom=0)
     axes.set_ylabel("time")
-    axes.legend(fontsize=8, frameon=False)
+    axes.legend(fontsize=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=4)
 
 
 if __name__ == "__main__":

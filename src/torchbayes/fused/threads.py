@@ -37,13 +37,16 @@ def share(work: Callable[[int, int], None], count: int, least: int) -> None:
     errors: list[BaseException] = []
 
     def take(_data: int | None = None) -> None:
-        try:
-            while True:
-                work(*jobs.popleft())
-        except IndexError:
-            pass  # nothing is left
-        except BaseException as error:  # it cannot pass through OpenMP's frames
-            errors.append(error)
+        while True:
+            try:
+                job = jobs.popleft()
+            except IndexError:
+                return  # nothing is left
+            try:
+                work(*job)
+            except BaseException as error:  # it cannot pass through OpenMP's frames
+                errors.append(error)
+                return
 
     enter = _openmp()
     if enter is not None:

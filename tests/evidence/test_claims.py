@@ -132,6 +132,26 @@ def test_page_shows_claims_and_records(record: Record) -> None:
     assert "`torchbayes recipes run paper/name`" in lines
 
 
+def test_page_says_what_was_trained(record: Record) -> None:
+    shared = {
+        "data": "cifar10",
+        "model": "resnetpp8",
+        "model_options": {"width": 8},
+        "batch_size": 64,
+    }
+    own = {"sgd": {}, "batchnorm": {"model": "resnet8"}}
+    small = replace(record, settings={**shared, "examples": 5000, "augment": True}, own=own)
+    said = (
+        "Trained in the CPU-sized version: resnetpp8 (width 8) and resnet8 (width 8) on cifar10, 5,000 "
+        "training images, batches of 64, augmented; settings and notes: `recipes/paper/name.toml`"
+    )
+    assert said in results_page([], {"paper/name": small})
+    whole = replace(small, size="full", settings={**shared, "examples": 0, "augment": False})
+    assert "cifar10, all training examples, batches of 64; settings" in results_page(
+        [], {"a": whole}
+    )
+
+
 def test_averages_pruning_and_correlations_have_tables_of_their_own() -> None:
     runs = [
         {"seed": 0, "accuracy": 0.9, "x16_error": 0.1, "x1_error": 0.25, "x1_nll": 0.5}

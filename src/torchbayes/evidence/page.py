@@ -87,10 +87,31 @@ def _section(record: Record) -> list[str]:
     return [
         f"### {record.title}\n",
         f"`{record.command}`\n",
+        f"{_trained(record)}; settings and notes: `recipes/{record.recipe}.toml`\n",
         f"{_budget(record)}; {machine}; {versions}; commit {record.commit or 'unknown'}; "
         f"{record.finished[:10]}; `results/{record.recipe}.json`\n",
         record_table(record),
     ]
+
+
+def _trained(record: Record) -> str:
+    """Which networks were trained on what: a CPU-sized version can be far from the title's."""
+    shared = record.settings
+    networks = []
+    for own in [*record.own.values()] or [{}]:
+        options = own.get("model_options", shared.get("model_options", {}))
+        named = ", ".join(f"{name} {value}" for name, value in options.items())
+        network = own.get("model", shared.get("model", ""))
+        networks.append(f"{network} ({named})" if named else network)
+    number = shared.get("examples")
+    parts = [
+        f"{' and '.join(dict.fromkeys(networks))} on {shared.get('data', '')}",
+        f"{number:,} training images" if number else "all training examples",
+        f"batches of {shared.get('batch_size')}",
+        "augmented" if shared.get("augment") else "",
+    ]
+    size = "Trained in the CPU-sized version" if record.size == "cpu" else "Trained"
+    return f"{size}: " + ", ".join(part for part in parts if part)
 
 
 def _shown(picture: ResultPicture) -> str:

@@ -241,9 +241,7 @@ def tyxe(flipout: bool) -> Callable[[nn.Module, Tensor, Tensor], Peer]:
         import pyro.distributions as dist
         import tyxe as peer
 
-        note = ""
         if not hasattr(pyro.util, "deep_getattr"):  # later versions of pyro have moved it
-            note = "with a function that later versions of pyro lack put back"
             pyro.util.deep_getattr = lambda module, name: attrgetter(name)(module)
         pyro.clear_param_store()
         pyro.enable_validation(False)
@@ -267,7 +265,7 @@ def tyxe(flipout: bool) -> Callable[[nn.Module, Tensor, Tensor], Peer]:
             result: Tensor = bnn.predict(batch, num_predictions=draws)
             return result
 
-        return Peer(step, predict, note)
+        return Peer(step, predict)
 
     return make
 

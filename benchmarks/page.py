@@ -77,7 +77,8 @@ PEERS = """
 {machine}. The peer, our method and the plain optimiser took turns in one process (`benchmarks/peers.py`; what
 each peer does is in `benchmarks/adapters.py`). Peer and ours are relative to the plain optimiser; **bold**
 where ours is faster. BackPACK, Opacus and `torch.func` give per-example squares: the rest of their VOGN step
-is torchbayes'.
+is torchbayes'. TyXe has a function put back that later versions of pyro lack, and torch-uncertainty is
+imported past its package file, which needs torchvision; what is timed is theirs.
 """
 GROWTH = """
 ## Growth

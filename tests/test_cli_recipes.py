@@ -129,6 +129,11 @@ def test_list_and_show(folder: Path) -> None:
         {"name": "tiny/digits", "title": "A tiny network", "from": "Nobody's"}
     ]
     assert call("show", "tiny/digits") == RECIPE
+    small = call("show", "tiny/digits", "--cpu").splitlines()
+    assert "epochs = 1" in small
+    assert "samples = 2" in small
+    assert "epochs = 50" not in small
+    assert "[cpu]" not in small
 
 
 def test_bad_input_is_named(folder: Path) -> None:

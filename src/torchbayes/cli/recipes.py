@@ -8,6 +8,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated, Any
 
+import tomli_w
 import typer
 from rich.console import Console
 from rich.markdown import Markdown
@@ -40,6 +41,7 @@ app = typer.Typer(
     no_args_is_help=True,
     help="The papers' experiments: list them, show one, run one and keep what it measured.",
 )
+Cpu = Annotated[bool, typer.Option("--cpu", help="Take the CPU-sized version.")]
 Results = Annotated[Path, typer.Option(help="The folder of the records.")]
 
 
@@ -65,9 +67,16 @@ def list_(as_json: Json = False) -> None:
 @app.command()
 def show(
     name: Annotated[str, typer.Argument(help="A recipe of `torchbayes recipes list`.")],
+    cpu: Cpu = False,
 ) -> None:
-    """Show a recipe's settings, in full and CPU-sized, and the paper's figures."""
-    text = find_recipe(name).read_text(encoding="utf-8")
+    """Show a recipe: its settings, in full and CPU-sized, and the paper's figures.
+
+    With --cpu, only the settings that a run with --cpu has.
+    """
+    file = find_recipe(name)
+    text = file.read_text(encoding="utf-8")
+    if cpu:
+        text = tomli_w.dumps(recipe_settings(file, cpu=True))
     console = Console()
     if console.is_terminal:
         console.print(Syntax(text, "toml", background_color="default", word_wrap=True))
@@ -78,7 +87,7 @@ def show(
 @app.command()
 def run(
     name: Annotated[str, typer.Argument(help="A recipe of `torchbayes recipes list`.")],
-    cpu: Annotated[bool, typer.Option("--cpu", help="Take the CPU-sized version.")] = False,
+    cpu: Cpu = False,
     seeds: Annotated[int, typer.Option(help="Runs of every row, with different seeds.")] = 1,
     out: Annotated[
         Path | None, typer.Option(help="Folder for the runs; runs/recipes/NAME if not given.")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from torchbayes.cli.continual import _show
 from torchbayes.continual import (
     SETTINGS,
     TaskScores,
@@ -118,6 +119,21 @@ def test_the_command_writes_json_and_markdown(tmp_path: Path) -> None:
     assert [len(row) for row in result["methods"]["mle"]["accuracy"]] == [1, 2, 3, 4, 5]
     table = (tmp_path / "out" / "continual.md").read_text()
     assert "| after | method | 0 1 | 2 3 | 4 5 | 6 7 | 8 9 | mean |" in table
+
+
+def test_ten_tasks_can_be_read_on_an_ordinary_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    orders = [f"order {number}" for number in range(1, 11)]
+    accuracy = [0.5 + 0.01 * number for number in range(10)]
+    scores = TaskScores("vogn", orders, [accuracy[: number + 1] for number in range(10)])
+    _show(tmp_path, {"vogn": scores, "mle": scores}, as_json=False)
+    shown = capsys.readouterr().out
+    assert "…" not in shown
+    for order, value in zip(orders, accuracy, strict=True):
+        cells = [line.split("│")[1:-1] for line in shown.splitlines() if f" {order} " in line]
+        assert [cell.strip() for cell in cells[0]] == [order, *2 * [f"{100 * value:.1f}"]]
 
 
 def test_the_command_refuses_what_cannot_be(tmp_path: Path) -> None:

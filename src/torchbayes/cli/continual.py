@@ -178,14 +178,17 @@ def _show(out: Path, results: dict[str, TaskScores], as_json: bool) -> None:
         typer.echo((out / "continual.json").read_text(encoding="utf-8").strip())
         return
     names = next(iter(results.values())).tasks
-    table = Table(title="test accuracy after the last task", title_justify="left")
-    table.add_column("method", style="bold", no_wrap=True)
-    for title in [*names, "mean", "forgotten"]:
-        table.add_column(title, justify="right")
+    # A row for each task: ten columns would not fit on an ordinary terminal.
+    table = Table(title="test accuracy at the end, %", title_justify="left")
+    table.add_column("task", style="bold", no_wrap=True)
+    columns = []
     for method, scores in results.items():
         title = "fine-tuning" if method == _FINE_TUNING else method
-        numbers = [*scores.accuracy[-1], scores.mean[-1], scores.forgotten]
-        table.add_row(title, *(f"{100 * value:.1f}" for value in numbers))
+        table.add_column(title, justify="right", no_wrap=True)
+        columns.append([*scores.accuracy[-1], scores.mean[-1], scores.forgotten])
+    for name, *numbers in zip([*names, "mean", "forgotten"], *columns, strict=True):
+        cells = [name, *(f"{100 * value:.1f}" for value in numbers)]
+        table.add_row(*cells, end_section=name == names[-1])
     console = Console()
     console.print(table)
     console.print(f"after every task: {out / 'continual.md'}   results: {out / 'continual.json'}")

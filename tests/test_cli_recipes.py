@@ -128,6 +128,8 @@ def test_list_and_show(folder: Path) -> None:
     assert json.loads(call("list", "--json")) == [
         {"name": "tiny/digits", "title": "A tiny network", "from": "Nobody's"}
     ]
+    lines = [line.strip() for line in call("list").splitlines()]
+    assert lines == ["tiny/digits  Nobody's", "A tiny network"]
     assert call("show", "tiny/digits") == RECIPE
     small = call("show", "tiny/digits", "--cpu").splitlines()
     assert "epochs = 1" in small

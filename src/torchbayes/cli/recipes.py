@@ -12,8 +12,9 @@ import tomli_w
 import typer
 from rich.console import Console
 from rich.markdown import Markdown
+from rich.padding import Padding
 from rich.syntax import Syntax
-from rich.table import Table
+from rich.text import Text
 
 from torchbayes.cli.average import averaged
 from torchbayes.cli.compare import run_plan
@@ -55,13 +56,11 @@ def list_(as_json: Json = False) -> None:
     if as_json:
         typer.echo(json.dumps(rows))
         return
-    shown = Table(box=None, pad_edge=False)
-    shown.add_column("name", style="bold", no_wrap=True)
-    shown.add_column("title", overflow="fold")
-    shown.add_column("from", overflow="fold")
+    console = Console()
+    # Two lines each: names are long, and in columns a title would have room for a word or two.
     for row in rows:
-        shown.add_row(*row.values())
-    Console().print(shown)
+        console.print(Text.assemble((row["name"], "bold"), "  ", (row["from"], "dim")))
+        console.print(Padding(Text(row["title"]), (0, 0, 0, 2)))
 
 
 @app.command()

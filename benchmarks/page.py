@@ -171,10 +171,12 @@ def load(path: Path) -> dict[str, Any]:
 
 def machine(stored: dict[str, Any]) -> str:
     """What a file's figures were measured with."""
+    parts = (part for net in stored.get("networks", {}).values() for part in net.values())
+    commits = dict.fromkeys(part["commit"] for part in parts if "commit" in part)
     return (
         f"{stored['threads']} threads, {stored['machine']['cores']} cores, "
         f"{stored['machine']['processor']}, torch {stored['versions']['torch']}, "
-        f"commit {stored['commit']}"
+        f"commit {' and '.join(commits) or stored['commit']}"
     )
 
 

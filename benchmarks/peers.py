@@ -35,6 +35,7 @@ from steps import (
 from timing import budgeted, progress, ratios
 
 import torchbayes as tb
+from torchbayes.evidence.record import provenance
 
 LEAST = {"mlp": 8, "lenet5": 8, "resnet20": 5, "resnet18": 3}
 PREDICTING = (
@@ -47,6 +48,7 @@ def compare(network: str, name: str, seconds: float) -> dict[str, Any]:
     """The row of a peer on a network."""
     entry = PEERS[name]
     row: dict[str, Any] = {"package": entry.package, "method": entry.ours}
+    row["commit"] = provenance()["commit"]  # rows are measured anew one at a time
     try:
         row["version"] = version(entry.package)
         peer = entry.make(*problem(network))

@@ -134,6 +134,7 @@ def test_list_and_show(folder: Path) -> None:
     small = call("show", "tiny/digits", "--cpu").splitlines()
     assert "epochs = 1" in small
     assert "samples = 2" in small
+    assert '    "prune",' in small
     assert "epochs = 50" not in small
     assert "[cpu]" not in small
 

@@ -140,10 +140,13 @@ def test_page_says_what_was_trained(record: Record) -> None:
         "batch_size": 64,
     }
     own = {"sgd": {}, "batchnorm": {"model": "resnet8"}}
-    small = replace(record, settings={**shared, "examples": 5000, "augment": True}, own=own)
+    small = replace(
+        record, settings={**shared, "examples": 5000, "validation": 0.1, "augment": True}, own=own
+    )
     said = (
         "Trained in the CPU-sized version: resnetpp8 (width 8) and resnet8 (width 8) on cifar10, 5,000 "
-        "training images, batches of 64, augmented; settings and notes: `recipes/paper/name.toml`"
+        "training examples, 10% of them held out, batches of 64, augmented; settings and notes: "
+        "`recipes/paper/name.toml`"
     )
     assert said in results_page([], {"paper/name": small})
     whole = replace(small, size="full", settings={**shared, "examples": 0, "augment": False})

@@ -75,7 +75,9 @@ def show(
     file = find_recipe(name)
     text = file.read_text(encoding="utf-8")
     if cpu:
-        text = tomli_w.dumps(recipe_settings(file, cpu=True))
+        more = {key: read_toml(file).get(key) for key in ("after", "continual")}
+        settings = recipe_settings(file, cpu=True) | {k: v for k, v in more.items() if v}
+        text = tomli_w.dumps(settings)
     console = Console()
     if console.is_terminal:
         console.print(Syntax(text, "toml", background_color="default", word_wrap=True))

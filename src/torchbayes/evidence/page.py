@@ -98,15 +98,16 @@ def _trained(record: Record) -> str:
     """Which networks were trained on what: a CPU-sized version can be far from the title's."""
     shared = record.settings
     networks = []
-    for own in [*record.own.values()] or [{}]:
+    for own in record.own.values():
         options = own.get("model_options", shared.get("model_options", {}))
         named = ", ".join(f"{name} {value}" for name, value in options.items())
         network = own.get("model", shared.get("model", ""))
         networks.append(f"{network} ({named})" if named else network)
-    number = shared.get("examples")
+    number, held = shared.get("examples"), shared.get("validation")
     parts = [
         f"{' and '.join(dict.fromkeys(networks))} on {shared.get('data', '')}",
-        f"{number:,} training images" if number else "all training examples",
+        f"{number:,} training examples" if number else "all training examples",
+        f"{held:.0%} of them held out" if held else "",
         f"batches of {shared.get('batch_size')}",
         "augmented" if shared.get("augment") else "",
     ]

@@ -41,7 +41,7 @@ from timing import budgeted, progress, ratios
 from torch import Tensor, nn
 
 import torchbayes as tb
-from torchbayes import distributed
+from torchbayes.core import distributed
 
 FLOOR = BARE[0]
 METHODS = ("bbb", "vogn", "ivon", "sgld", "atmc", "hypernet")

@@ -48,7 +48,7 @@ factors every tenth step; their figure is a mean, with the inversion's share in 
 one member's. **Bold** meets its target. The first row is the floor: the forward and backward pass without
 any optimiser. To draw a normal number for every weight is what a method with noise cannot do without either:
 the floor of a sampler, of `bbb`, `vogn` and `ivon` is the sum of the two. What is left is passes over memory:
-an update of theirs is one compiled loop (`torchbayes.fused`), which reads and writes every tensor once.
+an update of theirs is one compiled loop (`torchbayes.kernels`), which reads and writes every tensor once.
 
 ![One step of every method, relative to plain Adam or SGD](images/steps.png)
 

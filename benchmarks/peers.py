@@ -35,7 +35,7 @@ from steps import (
 from timing import budgeted, progress, ratios
 
 import torchbayes as tb
-from torchbayes.evidence.record import provenance
+from torchbayes.experiments.record import provenance
 
 LEAST = {"mlp": 8, "lenet5": 8, "resnet20": 5, "resnet18": 3}
 PREDICTING = (

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor, nn
 
 import torchbayes as tb
-from torchbayes.evidence.record import provenance
+from torchbayes.experiments.record import provenance
 from torchbayes.optim.sampler import Sampler
-from torchbayes.report.figure import COLOURS, INK, axes_row
+from torchbayes.plots.figure import COLOURS, INK, axes_row
 
 CHAINS, DIMENSION, CONDITION, NOISE = 2000, 10, 100.0, 64.0
 STEPS = (0.025, 0.035, 0.05, 0.07, 0.1)  # per update; the narrowest axis is 0.1 wide

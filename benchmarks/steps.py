@@ -31,11 +31,11 @@ from timing import budgeted, progress, ratios
 from torch import Tensor, nn
 
 import torchbayes as tb
-from torchbayes.evidence.record import provenance
-from torchbayes.methods import METHODS, Method, method_options
-from torchbayes.methods.base import Plan
+from torchbayes.core.noise import normals_
+from torchbayes.experiments.record import provenance
 from torchbayes.models import lenet5, mlp, resnet18, resnet20
-from torchbayes.noise import normals_
+from torchbayes.train.method import Plan
+from torchbayes.train.methods import METHODS, Method, method_options
 
 Step = Callable[[], Any]
 CLASSES = 10
@@ -183,7 +183,7 @@ def _print_peaks(cases: Sequence[tuple[str, str]]) -> None:
     def status(key: str) -> int:
         return int(Path("/proc/self/status").read_text().split(f"{key}:")[1].split()[0])
 
-    import torchbayes.fused.loops  # noqa: F401 - loading numba is not a step's memory
+    import torchbayes.kernels.loops  # noqa: F401 - loading numba is not a step's memory
 
     for network, name in cases:
         child = os.fork()

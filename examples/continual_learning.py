@@ -8,7 +8,8 @@ from __future__ import annotations
 import torch
 
 import torchbayes as tb
-from torchbayes.continual import SETTINGS, learn_tasks, permuted_tasks
+from torchbayes.applications.continual import SETTINGS, learn_tasks
+from torchbayes.applications.tasks import permuted_tasks
 from torchbayes.models import mlp
 
 

@@ -6,7 +6,7 @@ Run: torchrun --nproc-per-node 2 examples/distributed.py
 from __future__ import annotations
 
 import torchbayes as tb
-from torchbayes import distributed
+from torchbayes.core import distributed
 from torchbayes.data import make_loader
 from torchbayes.models import mlp
 

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 import torchbayes as tb
 from torchbayes.data.transform import Normalise
 from torchbayes.models import mlp
-from torchbayes.report.landscape import landscape, landscape_figure, pca_plane
-from torchbayes.schedule import Schedule
+from torchbayes.plots.landscape import landscape, landscape_figure, pca_plane
+from torchbayes.train.schedule import Schedule
 
 EPOCHS, CYCLES, BATCH = 24, 8, 64
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import torchbayes as tb
 from torchbayes.data.transform import Normalise
 from torchbayes.models import mlp
-from torchbayes.report.weights import snr_figure, weight_figure
+from torchbayes.plots.weights import snr_figure, weight_figure
 
 METHODS = {
     "SGD": ("mle", {"optimizer": "sgd", "lr": 0.05}),

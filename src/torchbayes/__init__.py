@@ -10,6 +10,8 @@ Train any `nn.Module` with a Bayesian method and get predictions with calibrated
 from typing import TYPE_CHECKING, Any
 
 from torchbayes._version import __version__
+from torchbayes.applications.distill import distill
+from torchbayes.applications.prune import prune, signal_to_noise
 from torchbayes.average import (
     HWA,
     SWA,
@@ -20,13 +22,12 @@ from torchbayes.average import (
     recalibrated_samples,
     widening,
 )
-from torchbayes.batchnorm import recalibrate_batchnorm
+from torchbayes.checks.nuts import compare_to_nuts
+from torchbayes.checks.verify import verify
+from torchbayes.core.storage import PosteriorFileError
 from torchbayes.curvature import KroneckerGaussian
 from torchbayes.data import load_data
-from torchbayes.distill import distill
 from torchbayes.likelihood import Categorical, GaussianNoise, Likelihood, Observation
-from torchbayes.methods import METHODS
-from torchbayes.nonfinite import TrainingError
 from torchbayes.optim import (
     ATMC,
     IVON,
@@ -52,8 +53,9 @@ from torchbayes.posterior import (
     snapshot,
 )
 from torchbayes.posthoc import conformal_sets, decide, temperature_scaling
-from torchbayes.predict import predictive
-from torchbayes.predictions import ClassPredictive, Predictive, RegressionPredictive
+from torchbayes.predict.batchnorm import recalibrate_batchnorm
+from torchbayes.predict.predictive import predictive
+from torchbayes.predict.results import ClassPredictive, Predictive, RegressionPredictive
 from torchbayes.prior import (
     GaussianPrior,
     GroupLaplacePrior,
@@ -63,10 +65,11 @@ from torchbayes.prior import (
     UnitDirectionPrior,
     resnetpp_prior,
 )
-from torchbayes.schedule import Schedule
-from torchbayes.storage import PosteriorFileError
-from torchbayes.tracking import Logger, TensorBoard
-from torchbayes.train import Run, fit
+from torchbayes.train.failures import TrainingError
+from torchbayes.train.fit import Run, fit
+from torchbayes.train.methods import METHODS
+from torchbayes.train.schedule import Schedule
+from torchbayes.train.tracking import Logger, TensorBoard
 from torchbayes.variational import (
     Hypernet,
     HypernetSGD,
@@ -74,14 +77,11 @@ from torchbayes.variational import (
     MeanField,
     flipout,
     local_reparameterisation,
-    prune,
     shared_draw,
-    signal_to_noise,
 )
-from torchbayes.verification import compare_to_nuts, verify
 
 if TYPE_CHECKING:
-    from torchbayes.estimators import BayesianClassifier, BayesianRegressor
+    from torchbayes.sklearn import BayesianClassifier, BayesianRegressor
 
 __all__ = [
     "ATMC",
@@ -162,7 +162,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     # With scikit-learn, which they need, an import of torchbayes takes nearly twice as long.
     if name in ("BayesianClassifier", "BayesianRegressor"):
-        from torchbayes import estimators
+        from torchbayes import sklearn as estimators
 
         return getattr(estimators, name)
     raise AttributeError(f"module 'torchbayes' has no attribute {name!r}")

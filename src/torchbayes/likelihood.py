@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributions import Distribution, Normal
 
-from torchbayes.predictions import (
+from torchbayes.predict.results import (
     ClassPredictive,
     Predictive,
     RegressionPredictive,

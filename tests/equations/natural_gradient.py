@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from torchbayes.noise import normals_
+from torchbayes.core.noise import normals_
 
 N = 40
 RNG = np.random.default_rng(0)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from torchbayes.noise import normals_
+from torchbayes.core.noise import normals_
 from torchbayes.optim.sampler import Sampler
 from torchbayes.prior import GaussianPrior
 

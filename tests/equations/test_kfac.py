@@ -8,14 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from torchbayes.core.noise import normals_
 from torchbayes.curvature import Capture
 from torchbayes.likelihood import Categorical
-from torchbayes.methods import METHODS
-from torchbayes.methods.base import Plan
 from torchbayes.models import lenet5
-from torchbayes.noise import normals_
 from torchbayes.optim.kfac import KFAC
 from torchbayes.optim.noisy_kfac import NoisyKFAC, damped_inverses
+from torchbayes.train.method import Plan
+from torchbayes.train.methods import METHODS
 
 N, M = 50, 10
 RNG = np.random.default_rng(1)

@@ -16,7 +16,7 @@ from torchbayes.evidence import (
     record_table,
     results_page,
 )
-from torchbayes.evidence.record import Figure, record_of
+from torchbayes.experiments.record import Figure, record_of
 
 RESULTS = {
     "created": "2026-01-02T03:04:05+00:00",

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from torchbayes.evaluate import Predictions
 from torchbayes.evidence import Record, results_page
 from torchbayes.evidence.pictures import calibration_picture, curves_picture, pictures_of
-from torchbayes.evidence.record import Bins, record_of
+from torchbayes.experiments.predictions_file import Predictions
+from torchbayes.experiments.record import Bins, record_of
 
 RECIPES = ("hwa/mnist-lenet5", "atmc/cifar10-table1")
 

@@ -14,9 +14,9 @@ from matplotlib.transforms import Bbox
 from torchbayes.evidence import Claim, Record, filled_in, read_claims, read_records, results_page
 from torchbayes.evidence.headline import FAMILIES, headline_picture
 from torchbayes.evidence.readme import HEADLINE
-from torchbayes.evidence.record import Figure, record_of
-from torchbayes.methods import METHODS
-from torchbayes.recipes import claims_file
+from torchbayes.experiments.recipes import claims_file
+from torchbayes.experiments.record import Figure, record_of
+from torchbayes.train.methods import METHODS
 
 ROOT = Path(__file__).parents[2]
 RECORD = ROOT / "results" / f"{HEADLINE}.json"

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchbayes.optim.base import WeightOptimizer
 from torchbayes.optim.ivon import IVON
 from torchbayes.optim.kfac import KFAC
+from torchbayes.optim.natural_gradient import WeightOptimizer
 from torchbayes.optim.noisy_kfac import NoisyKFAC
 from torchbayes.optim.ogn import OGN
 from torchbayes.optim.vogn import VOGN

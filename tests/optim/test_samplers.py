@@ -16,9 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from torchbayes.core import workspace
+from torchbayes.core.noise import normals_
 from torchbayes.models import resnetpp20
-from torchbayes.noise import normals_
-from torchbayes.optim import ATMC, PSGLD, SGHMC, SGLD, SGNHT, blocks
+from torchbayes.optim import ATMC, PSGLD, SGHMC, SGLD, SGNHT
 from torchbayes.optim.atmc import atmc_update
 from torchbayes.optim.sampler import Sampler
 from torchbayes.prior import GaussianPrior, PriorByName, resnetpp_prior
@@ -187,16 +188,16 @@ def test_blocks_change_nothing(name: str, block: int, monkeypatch: pytest.Monkey
         return weights(model)
 
     whole = result()
-    monkeypatch.setattr(blocks, "_CPU_BLOCK", block)
+    monkeypatch.setattr(workspace, "_CPU_BLOCK", block)
     torch.testing.assert_close(result(), whole, rtol=1e-12, atol=1e-14)
 
 
 def test_every_tensor_is_in_one_block_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "_CPU_BLOCK", 10)
+    monkeypatch.setattr(workspace, "_CPU_BLOCK", 10)
     sizes = [(3,), (25,), (2, 2), (), (6,), (9,)]
     tensors = [torch.zeros(s) for s in sizes]
     given_ones = [torch.ones(s) for s in sizes]
-    for (flat,), (ones,) in blocks.Workspace().blocks([tensors], [given_ones]):
+    for (flat,), (ones,) in workspace.Workspace().blocks([tensors], [given_ones]):
         assert flat.shape == ones.shape
         assert flat.numel() <= 10
         flat.add_(ones)

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchbayes import distributed, optim
+from torchbayes import optim
+from torchbayes.core import distributed
 
 from ..processes import processes
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import torchbayes as tb
-from torchbayes import storage
+from torchbayes.core import storage
 from torchbayes.models.lenet import lenet5
 from torchbayes.posterior import Posterior
 from torchbayes.variational.dropout import DropoutPosterior

@@ -23,7 +23,7 @@ from torchbayes.models import (
     vgg11,
     wide_resnet,
 )
-from torchbayes.variational.blocks import find_blocks
+from torchbayes.variational.residual_blocks import find_blocks
 
 
 def seeded(seed: int) -> torch.Generator:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from torchbayes.average.moments import update_mean
-from torchbayes.batchnorm import recalibrate_batchnorm
 from torchbayes.posterior import Posterior, Weights
+from torchbayes.predict.batchnorm import recalibrate_batchnorm
 
 __all__ = ["Averager", "look_at"]
 

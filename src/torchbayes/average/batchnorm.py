@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchbayes.batchnorm import recalibrate_batchnorm
 from torchbayes.posterior import Posterior, Samples, Wrapper
+from torchbayes.predict.batchnorm import recalibrate_batchnorm
 
 __all__ = ["recalibrated_samples"]
 

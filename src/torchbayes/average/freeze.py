@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from torchbayes.batchnorm import recalibrate_batchnorm
 from torchbayes.posterior import Generated, Posterior, Weights, Wrapper
+from torchbayes.predict.batchnorm import recalibrate_batchnorm
 
 __all__ = ["freeze", "loaded", "plain_network", "recalibrated", "take_draws"]
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from torchbayes.average.freeze import loaded, plain_network, recalibrated, take_draws
 from torchbayes.posterior import Posterior
-from torchbayes.variational.blocks import find_blocks
+from torchbayes.variational.residual_blocks import find_blocks
 
 __all__ = ["Parallel", "parallelizing"]
 

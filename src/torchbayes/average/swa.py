@@ -14,7 +14,7 @@ from __future__ import annotations
 from torch import nn
 
 from torchbayes.average.averager import Averager, look_at
-from torchbayes.parameters import trainable
+from torchbayes.core.parameters import trainable
 from torchbayes.posterior import Point, Weights
 
 __all__ = ["SWA"]

@@ -19,7 +19,7 @@ from torch import nn
 
 from torchbayes.average.averager import look_at
 from torchbayes.average.gaussian import GaussianAverager
-from torchbayes.parameters import trainable
+from torchbayes.core.parameters import trainable
 from torchbayes.posterior import Weights
 
 __all__ = ["SWAG"]

@@ -19,7 +19,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from torchbayes.average.freeze import freeze, loaded, plain_network, recalibrated, take_draws
 from torchbayes.average.parallelizing import blocks_of, replace
-from torchbayes.data.batch import arguments, map_tensors, split_batch, to_device
+from torchbayes.core.batch import arguments, map_tensors, split_batch, to_device
 from torchbayes.posterior import Posterior, Weights
 
 __all__ = ["MergeChannels", "RepeatChannels", "widening"]

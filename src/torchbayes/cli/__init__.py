@@ -20,8 +20,8 @@ from torchbayes.cli.diagnose import diagnose
 from torchbayes.cli.distill import distill
 from torchbayes.cli.prune import prune
 from torchbayes.cli.verify import verify
-from torchbayes.distributed import LostProcessError
-from torchbayes.nonfinite import TrainingError
+from torchbayes.core.distributed import LostProcessError
+from torchbayes.train.failures import TrainingError
 
 __all__ = ["app", "main"]
 

@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from torchbayes import metrics
 from torchbayes.average import freeze, parallelizing, widening
 from torchbayes.average.freeze import take_draws
-from torchbayes.batchnorm import recalibrate_each
 from torchbayes.cli.options import DataDir, Json
+from torchbayes.core.storage import atomic_path, write_text
 from torchbayes.data import make_loader
-from torchbayes.experiment import TrainedRun
+from torchbayes.experiments.settings import TrainedRun
+from torchbayes.plots.diversity import weight_correlations, weight_pair_figure
 from torchbayes.posterior import Gaussian, Generated, Point, Posterior, Samples
-from torchbayes.report.diversity import weight_correlations, weight_pair_figure
-from torchbayes.storage import atomic_path, write_text
+from torchbayes.predict.batchnorm import recalibrate_each
 
 __all__ = ["average", "averaged"]
 

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from torchbayes.cli.options import DataDir, Json
-from torchbayes.experiment import TrainedRun
-from torchbayes.posthoc.run import calibrate as calibrated
+from torchbayes.experiments.calibrate import calibrate as calibrated
+from torchbayes.experiments.settings import TrainedRun
 
 __all__ = ["calibrate"]
 

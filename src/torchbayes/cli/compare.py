@@ -15,11 +15,11 @@ from rich.table import Table
 
 from torchbayes.cli.options import DataDir, Json, Settings, method_pairs, settings_from
 from torchbayes.cli.plan import PlanDisplay
-from torchbayes.compare import Comparison, rows_from
-from torchbayes.experiment import Experiment
-from torchbayes.methods import METHODS, find_method
-from torchbayes.recipes import find_recipe
+from torchbayes.experiments.compare import Comparison, rows_from
+from torchbayes.experiments.recipes import find_recipe
+from torchbayes.experiments.settings import Experiment
 from torchbayes.report import write_report
+from torchbayes.train.methods import METHODS, find_method
 
 __all__ = ["compare", "report", "run_plan", "show_results"]
 

@@ -14,22 +14,21 @@ from rich import progress as bars
 from rich.console import Console
 from rich.table import Table
 
-from torchbayes.cli.options import DataDir, Json, method_pairs
-from torchbayes.continual import (
+from torchbayes.applications.continual import (
     SETTINGS,
     TaskScores,
     can_remember,
     learn_tasks,
     markdown_table,
-    permuted_tasks,
-    split_tasks,
 )
+from torchbayes.applications.tasks import permuted_tasks, split_tasks
+from torchbayes.cli.options import DataDir, Json, method_pairs
+from torchbayes.core.storage import write_text
 from torchbayes.data import load_data
-from torchbayes.methods import METHODS
 from torchbayes.models import build_model
-from torchbayes.progress import Progress
-from torchbayes.run import RunFolder
-from torchbayes.storage import write_text
+from torchbayes.train.methods import METHODS
+from torchbayes.train.progress import Progress
+from torchbayes.train.run_folder import RunFolder
 
 __all__ = ["continual"]
 

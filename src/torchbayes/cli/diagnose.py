@@ -13,16 +13,16 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from torchbayes.checks.diagnosis import Quantity, log_posterior
+from torchbayes.checks.diagnosis import diagnose as diagnosed
 from torchbayes.cli.options import DataDir, Json
+from torchbayes.core.storage import atomic_path, write_text
 from torchbayes.data import make_loader
-from torchbayes.diagnostics import Quantity, log_posterior
-from torchbayes.diagnostics import diagnose as diagnosed
-from torchbayes.experiment import TrainedRun
-from torchbayes.methods import find_method, method_options
-from torchbayes.methods.sampler import SamplerMethod, prior_called
+from torchbayes.experiments.settings import TrainedRun
+from torchbayes.plots.traces import trace_figure
 from torchbayes.posterior import Samples
-from torchbayes.report.traces import trace_figure
-from torchbayes.storage import atomic_path, write_text
+from torchbayes.train.chains import SamplerMethod, prior_called
+from torchbayes.train.methods import find_method, method_options
 
 __all__ = ["diagnose", "diagnosis_of"]
 

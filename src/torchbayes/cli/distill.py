@@ -13,12 +13,12 @@ from rich.console import Console
 from rich.table import Table
 
 from torchbayes import metrics
+from torchbayes.applications.distill import distill as distilled
 from torchbayes.cli.options import DataDir, Json
+from torchbayes.core.storage import write_text
 from torchbayes.data import make_loader
-from torchbayes.distill import distill as distilled
-from torchbayes.experiment import TrainedRun
-from torchbayes.predictions import ClassPredictive
-from torchbayes.storage import write_text
+from torchbayes.experiments.settings import TrainedRun
+from torchbayes.predict.results import ClassPredictive
 
 __all__ = ["distill", "distillation_rows"]
 
@@ -74,7 +74,7 @@ def distillation_rows(
         run: The teacher's run folder.
         model: The student's network; the teacher's if None.
         data_dir: Where the data is, if not in the usual place.
-        **options: Of `torchbayes.distill`.
+        **options: Of `torchbayes.applications.distill`.
     """
     trained = TrainedRun(run, data_dir)
     data = trained.data

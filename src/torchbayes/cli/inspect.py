@@ -11,8 +11,8 @@ from rich.table import Table
 
 from torchbayes.cli.options import DataDir, Json
 from torchbayes.data import DATASETS
-from torchbayes.methods import METHODS, find_method, method_options
 from torchbayes.models import MODELS
+from torchbayes.train.methods import METHODS, find_method, method_options
 
 __all__ = ["data", "methods", "models"]
 

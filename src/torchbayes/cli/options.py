@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-from torchbayes.experiment import Experiment, check_keys, recipe_settings
-from torchbayes.methods import find_method, method_options
+from torchbayes.experiments.settings import Experiment, check_keys, recipe_settings
+from torchbayes.train.methods import find_method, method_options
 
 __all__ = ["DataDir", "Json", "Settings", "method_pairs", "settings_from"]
 

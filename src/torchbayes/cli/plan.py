@@ -12,8 +12,8 @@ from rich import progress as bars
 from rich.console import Console
 from rich.markup import escape
 
-from torchbayes.compare import Job
-from torchbayes.progress import Progress
+from torchbayes.experiments.compare import Job
+from torchbayes.train.progress import Progress
 
 __all__ = ["PlanDisplay", "clock", "seconds_left"]
 

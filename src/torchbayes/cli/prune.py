@@ -13,15 +13,15 @@ from rich.console import Console
 from rich.table import Table
 
 from torchbayes import metrics
+from torchbayes.applications.prune import prune as pruned
 from torchbayes.cli.options import DataDir, Json
+from torchbayes.core.storage import write_text
 from torchbayes.data import make_loader
-from torchbayes.experiment import TrainedRun
+from torchbayes.experiments.settings import TrainedRun
+from torchbayes.plots.pruning import pruning_figure
 from torchbayes.posterior import Gaussian, Posterior
-from torchbayes.predictions import ClassPredictive
+from torchbayes.predict.results import ClassPredictive
 from torchbayes.report.attach import save_picture
-from torchbayes.report.pruning import pruning_figure
-from torchbayes.storage import write_text
-from torchbayes.variational.prune import prune as pruned
 
 __all__ = ["prune", "pruning_rows"]
 

@@ -21,7 +21,7 @@ from torchbayes.cli.compare import run_plan
 from torchbayes.cli.continual import continual
 from torchbayes.cli.options import DataDir, Json
 from torchbayes.cli.prune import pruning_rows
-from torchbayes.compare import Comparison, recipe_rows
+from torchbayes.core.storage import write_text
 from torchbayes.evidence import (
     filled_in,
     read_claims,
@@ -31,10 +31,10 @@ from torchbayes.evidence import (
     results_page,
 )
 from torchbayes.evidence.pictures import pictures_of
-from torchbayes.experiment import recipe_settings
-from torchbayes.recipes import claims_file, find_recipe, recipe_names
-from torchbayes.run import RunFolder, read_toml
-from torchbayes.storage import write_text
+from torchbayes.experiments.compare import Comparison, recipe_rows
+from torchbayes.experiments.recipes import claims_file, find_recipe, recipe_names
+from torchbayes.experiments.settings import recipe_settings
+from torchbayes.train.run_folder import RunFolder, read_toml
 
 __all__ = ["app"]
 

@@ -11,15 +11,15 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from torchbayes import distributed
 from torchbayes.cli.options import DataDir, Json, Settings, method_pairs, settings_from
+from torchbayes.core import distributed
+from torchbayes.core.storage import atomic_path
 from torchbayes.data import Split, read_image
 from torchbayes.data.transform import Normalise
-from torchbayes.experiment import Experiment, TrainedRun
-from torchbayes.predictions import ClassPredictive
-from torchbayes.report.toy import regression_figure
-from torchbayes.storage import atomic_path
-from torchbayes.tracking import TensorBoard
+from torchbayes.experiments.settings import Experiment, TrainedRun
+from torchbayes.plots.toy import regression_figure
+from torchbayes.predict.results import ClassPredictive
+from torchbayes.train.tracking import TensorBoard
 
 __all__ = ["evaluate", "predict", "train"]
 

@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from torchbayes.checks.verify import verify as verified
 from torchbayes.cli.options import Json, method_pairs
-from torchbayes.verification import verify as verified
 
 __all__ = ["verify"]
 

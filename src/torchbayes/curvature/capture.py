@@ -21,14 +21,14 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from torchbayes.curvature.accumulate import Use, Uses
+from torchbayes.curvature.composite import opened
 from torchbayes.curvature.factors import FactorSums
 from torchbayes.curvature.generic import broadcasts_examples, generic, is_in_place, record_broadcast
+from torchbayes.curvature.gradient_marks import has_new_gradient, mark_gradients
 from torchbayes.curvature.loss import check_mean_loss
-from torchbayes.curvature.marks import has_new_gradient, mark_gradients
-from torchbayes.curvature.opened import opened
 from torchbayes.curvature.rules import RULES
 from torchbayes.curvature.tracking import Tracker
-from torchbayes.curvature.uses import Use, Uses
 
 __all__ = ["Capture"]
 

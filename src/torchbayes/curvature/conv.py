@@ -26,8 +26,8 @@ from torchbayes.curvature.products import CHUNK, Scratch, add_products, products
 from torchbayes.curvature.record import Record, VectorRecord, wide
 
 if TYPE_CHECKING:
+    from torchbayes.curvature.accumulate import Use
     from torchbayes.curvature.capture import Capture
-    from torchbayes.curvature.uses import Use
 
 __all__ = ["ConvRecord", "Geometry", "conv", "conv_transpose"]
 

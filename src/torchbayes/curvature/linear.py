@@ -21,8 +21,8 @@ from torchbayes.curvature.products import add_products, products_of_pairs
 from torchbayes.curvature.record import Record, VectorRecord, wide
 
 if TYPE_CHECKING:
+    from torchbayes.curvature.accumulate import Use
     from torchbayes.curvature.capture import Capture
-    from torchbayes.curvature.uses import Use
 
 __all__ = ["PAIRS_UP_TO", "LinearRecord", "linear"]
 

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from torchbayes.curvature.conv import conv, conv_transpose
+from torchbayes.curvature.embedding import embedding
 from torchbayes.curvature.linear import linear
-from torchbayes.curvature.lookup import embedding
 from torchbayes.curvature.norm import (
     batch_norm,
     group_norm,

@@ -1,6 +1,6 @@
 """Data: readers, downloads, loaders whose randomness survives a restart, and augmentation."""
 
-from torchbayes.data.batch import (
+from torchbayes.core.batch import (
     Inputs,
     batch_len,
     call,

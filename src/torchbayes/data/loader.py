@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchbayes.data.batch import Inputs, batch_len, map_tensors
+from torchbayes.core.batch import Inputs, batch_len, map_tensors
 from torchbayes.data.order import EpochLoader
 
 __all__ = ["BatchLoader"]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from torchbayes.data.batch import slice_batch, split_batch
+from torchbayes.core.batch import slice_batch, split_batch
 from torchbayes.data.error import DataError
 from torchbayes.data.order import EXAMPLE, EpochLoader, mixed_seed
 

@@ -6,7 +6,7 @@ recipes/PAPER/NAME.toml ──run──► results/PAPER/NAME.json ──claims.
 from torchbayes.evidence.claims import Claim, Judgement, judge, read_claims
 from torchbayes.evidence.page import record_table, results_page
 from torchbayes.evidence.readme import filled_in
-from torchbayes.evidence.record import Record, read_records, record_of
+from torchbayes.experiments.record import Record, read_records, record_of
 
 __all__ = [
     "Claim",

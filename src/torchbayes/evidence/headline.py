@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patheffects import withStroke
 
-from torchbayes.evidence.record import Record
-from torchbayes.report.figure import COLOURS, INK, axes_row
+from torchbayes.experiments.record import Record
+from torchbayes.plots.figure import COLOURS, INK, axes_row
 
 __all__ = ["FAMILIES", "headline_picture"]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from torchbayes.evidence.claims import Claim, judge
 from torchbayes.evidence.pictures import ResultPicture, pictures_of
-from torchbayes.evidence.record import Figure, Record
+from torchbayes.experiments.record import Figure, Record
 
 __all__ = ["record_table", "results_page"]
 

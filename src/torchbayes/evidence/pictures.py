@@ -16,11 +16,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 from PIL import Image
 
+from torchbayes.core.storage import atomic_path
 from torchbayes.evidence.headline import headline_picture
 from torchbayes.evidence.readme import HEADLINE
-from torchbayes.evidence.record import Bins, Record
-from torchbayes.report.figure import COLOURS, INK, axes_row
-from torchbayes.storage import atomic_path
+from torchbayes.experiments.record import Bins, Record
+from torchbayes.plots.figure import COLOURS, INK, axes_row
 
 __all__ = ["ResultPicture", "calibration_picture", "curves_picture", "pictures_of"]
 

@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from torchbayes.evidence.claims import Claim, judge
-from torchbayes.evidence.record import Record
-from torchbayes.methods import METHODS
+from torchbayes.experiments.record import Record
+from torchbayes.train.methods import METHODS
 
 __all__ = ["HEADLINE", "between", "filled_in"]
 

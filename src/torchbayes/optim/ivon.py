@@ -27,9 +27,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchbayes import fused
-from torchbayes.noise import normals_
-from torchbayes.optim.base import WeightOptimizer, check_number, resolve_prior
+from torchbayes import kernels
+from torchbayes.core.noise import normals_
+from torchbayes.optim.natural_gradient import WeightOptimizer, check_number, resolve_prior
 from torchbayes.optim.statistics import Statistics
 from torchbayes.posterior import Gaussian, Weights
 from torchbayes.prior import GaussianPrior
@@ -220,9 +220,9 @@ class IVON(WeightOptimizer):
             draws, [p.detach() for p in params], [self._curvature(group, p) for p in params],
             *self._own_prior(group, params, False)[:1],
         ]  # fmt: skip
-        if self.prior is None and fused.fits(lists, self.generator):
+        if self.prior is None and kernels.fits(lists, self.generator):
             numbers = (self._delta(group, False), self._lam(group) ** -0.5)
-            fused.run(fused.Loop.DRAW, lists, numbers, self.generator)
+            kernels.run(kernels.Loop.DRAW, lists, numbers, self.generator)
             return
         normals_(draws, self.generator)
         for u, (noise, mu, h, *own) in self._blocks(lists):
@@ -281,13 +281,13 @@ class IVON(WeightOptimizer):
         ]
         beta1, beta2 = group["betas"]
         debias = 1 - beta1**step
-        if kind == "draw" and self.prior is None and not fixed and fused.fits(lists, None):
+        if kind == "draw" and self.prior is None and not fixed and kernels.fits(lists, None):
             d, h0 = self._delta(group, False), group["initial_curvature"]
             numbers = (
                 1 - beta1, 1 - beta2, self._lam(group), d, d * debias, 1 / debias,
                 group["lr"] * (h0 + d), group["clip_radius"],
             )  # fmt: skip
-            fused.run(fused.Loop.IVON, lists, numbers)
+            kernels.run(kernels.Loop.IVON, lists, numbers)
             return
         for u, (mu, m, h, g, product, *own) in self._blocks(lists):
             delta = own[0] if own else self._delta(group, fixed)

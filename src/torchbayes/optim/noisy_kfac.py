@@ -31,12 +31,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchbayes.core.noise import normals_
 from torchbayes.curvature import Capture
-from torchbayes.curvature.kronecker import KroneckerGaussian, as_matrix, set_matrix
-from torchbayes.noise import normals_
 from torchbayes.optim.statistics import Statistics
 from torchbayes.optim.vogn import VOGN
 from torchbayes.posterior import Posterior, Weights
+from torchbayes.posterior.kronecker import KroneckerGaussian, as_matrix, set_matrix
 from torchbayes.prior import GaussianPrior
 
 __all__ = ["NoisyKFAC", "damped_inverses", "kfac_update"]

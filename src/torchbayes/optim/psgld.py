@@ -24,8 +24,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchbayes.fused import Loop
-from torchbayes.optim.base import check_number
+from torchbayes.kernels import Loop
+from torchbayes.optim.natural_gradient import check_number
 from torchbayes.optim.sampler import Block, Sampler
 from torchbayes.prior import Prior
 

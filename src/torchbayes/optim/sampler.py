@@ -20,11 +20,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from torchbayes import distributed, fused
-from torchbayes.noise import normals_
-from torchbayes.optim.base import check_number
-from torchbayes.optim.blocks import Workspace
-from torchbayes.parameters import trainable
+from torchbayes import kernels
+from torchbayes.core import distributed
+from torchbayes.core.noise import normals_
+from torchbayes.core.parameters import trainable
+from torchbayes.core.workspace import Workspace
+from torchbayes.optim.natural_gradient import check_number
 from torchbayes.prior import GaussianPrior, Prior
 
 __all__ = ["Block", "Sampler"]
@@ -154,7 +155,7 @@ class Sampler(torch.optim.Optimizer):
     @abstractmethod
     def loop(
         self, group: dict[str, Any], n: float, delta: float, step: int
-    ) -> tuple[fused.Loop, tuple[float, ...]] | None:
+    ) -> tuple[kernels.Loop, tuple[float, ...]] | None:
         """The same update as a compiled loop with its numbers, None if there is none."""
 
     def check(self, group: dict[str, Any]) -> None:
@@ -299,8 +300,8 @@ class Sampler(torch.optim.Optimizer):
             gradients, delta = list(with_prior), 0.0
         columns = [params, *states, gradients]
         loop = self.loop(group, n, delta, step)
-        if loop is not None and fused.fits(columns, self.generator):
-            fused.run(loop[0], columns, loop[1], self.generator)
+        if loop is not None and kernels.fits(columns, self.generator):
+            kernels.run(loop[0], columns, loop[1], self.generator)
             return
         space, like = self._workspace, params[0]
         noise = space.buffer("noise", like, sum(p.numel() for p in params))

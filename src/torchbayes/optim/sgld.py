@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchbayes.fused import Loop
+from torchbayes.kernels import Loop
 from torchbayes.optim.sampler import Block, Sampler
 from torchbayes.prior import Prior
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from torchbayes import distributed
+from torchbayes.core import distributed
 
 __all__ = ["Bank", "Key", "Statistics"]
 

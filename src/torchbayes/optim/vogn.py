@@ -30,9 +30,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchbayes import fused
-from torchbayes.noise import normals_
-from torchbayes.optim.base import WeightOptimizer, check_number, resolve_prior
+from torchbayes import kernels
+from torchbayes.core.noise import normals_
+from torchbayes.optim.natural_gradient import WeightOptimizer, check_number, resolve_prior
 from torchbayes.optim.statistics import Statistics
 from torchbayes.posterior import Gaussian, Posterior, Weights
 from torchbayes.prior import GaussianPrior
@@ -271,10 +271,10 @@ class VOGN(WeightOptimizer):
             draws, [p.detach() for p in params], [self._precision(group, p) for p in params],
             *self._own_prior(group, params, False)[:1],
         ]  # fmt: skip
-        if self.prior is None and fused.fits(lists, self.generator):
+        if self.prior is None and kernels.fits(lists, self.generator):
             spread = (self._tau(group) / self._n(group)) ** 0.5
             shift = self._delta(group, False) + group["damping"]
-            fused.run(fused.Loop.DRAW, lists, (shift, spread), self.generator)
+            kernels.run(kernels.Loop.DRAW, lists, (shift, spread), self.generator)
             return
         normals_(draws, self.generator)
         for u, (noise, mu, s, *own) in self._blocks(lists):
@@ -335,10 +335,10 @@ class VOGN(WeightOptimizer):
         ]  # fmt: skip
         alpha, beta1, gamma = group["lr"], self._beta1(group), group["damping"]
         beta2 = 1.0 if first else group["betas"][1]  # without a start, s is the first ĥ
-        if self.prior is None and fused.fits(lists, None):
+        if self.prior is None and kernels.fits(lists, None):
             delta = self._delta(group, fixed)
             numbers = (alpha, beta1, 1 - beta2, beta2 * factor, delta, delta + gamma)
-            fused.run(fused.Loop.VOGN, lists, numbers)
+            kernels.run(kernels.Loop.VOGN, lists, numbers)
         else:
             for u, (mu, m, s, g, h, *own) in self._blocks(lists):
                 vogn_update(

@@ -7,13 +7,13 @@ start from one without knowing which method made it. A draw is a plain dictionar
 Files are safetensors with a JSON header. Reading one never unpickles and never runs code.
 """
 
+from torchbayes.core.storage import PosteriorFileError
 from torchbayes.posterior.base import Posterior, Weights, Wrapper, snapshot
 from torchbayes.posterior.files import load
 from torchbayes.posterior.gaussian import Gaussian, LowRankGaussian
 from torchbayes.posterior.generated import Generated
 from torchbayes.posterior.point import Point
 from torchbayes.posterior.samples import Samples
-from torchbayes.storage import PosteriorFileError
 
 __all__ = [
     "Gaussian",

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from torchbayes.storage import write_tensors
+from torchbayes.core.storage import write_tensors
 
 __all__ = ["Posterior", "Weights", "Wrapper", "copied", "lent", "snapshot"]
 

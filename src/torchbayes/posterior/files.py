@@ -6,9 +6,9 @@ from pathlib import Path
 
 from torch import nn
 
+from torchbayes.core.storage import PosteriorFileError, read_tensors
 from torchbayes.posterior.base import Posterior, Weights
 from torchbayes.posterior.samples import Samples
-from torchbayes.storage import PosteriorFileError, read_tensors
 
 __all__ = ["load"]
 

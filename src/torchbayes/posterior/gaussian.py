@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchbayes.noise import gaussians_, normal_
+from torchbayes.core.noise import gaussians_, normal_
 from torchbayes.posterior.base import Posterior, Weights, copied, lent
 
 __all__ = ["Gaussian", "LowRankGaussian"]

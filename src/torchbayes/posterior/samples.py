@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from torchbayes.core.storage import PosteriorFileError, atomic_path, read_tensors, write_tensors
 from torchbayes.posterior.base import Posterior, Weights, copied, lent, snapshot
 from torchbayes.posterior.point import Point
-from torchbayes.storage import PosteriorFileError, atomic_path, read_tensors, write_tensors
 
 __all__ = ["Samples"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torchbayes.predictions import ClassPredictive
+from torchbayes.predict.results import ClassPredictive
 
 __all__ = ["checked"]
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from torchbayes.posthoc._labels import checked
-from torchbayes.predictions import ClassPredictive
+from torchbayes.predict.results import ClassPredictive
 
 __all__ = ["ConformalSets", "conformal_sets", "conformal_threshold"]
 

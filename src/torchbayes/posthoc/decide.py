@@ -18,7 +18,7 @@ from scipy.special import betaincinv
 from torch import Tensor
 
 from torchbayes.posthoc._labels import checked
-from torchbayes.predictions import ClassPredictive
+from torchbayes.predict.results import ClassPredictive
 
 __all__ = ["Abstention", "decide", "risk_bound"]
 

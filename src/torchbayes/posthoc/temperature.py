@@ -17,7 +17,7 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from torchbayes.posthoc._labels import checked
-from torchbayes.predictions import ClassPredictive
+from torchbayes.predict.results import ClassPredictive
 
 __all__ = ["TemperatureScaling", "temperature_scaling", "tempered"]
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchbayes.storage import atomic_path, write_text
+from torchbayes.core.storage import atomic_path, write_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 
 from torchbayes import metrics
-from torchbayes.evaluate import Predictions
+from torchbayes.experiments.predictions_file import Predictions
 from torchbayes.report.extras import read_extras
 from torchbayes.report.results import Images, MethodResult, Results, Row, RunResult
-from torchbayes.run import RunFolder
+from torchbayes.train.run_folder import RunFolder
 
 __all__ = ["load_results"]
 

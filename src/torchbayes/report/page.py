@@ -10,6 +10,7 @@ from pathlib import Path
 
 from markupsafe import Markup
 
+from torchbayes.core.storage import write_text
 from torchbayes.report.fragment import Section, read_asset, render
 from torchbayes.report.loading import load_results
 from torchbayes.report.results import Results
@@ -28,7 +29,6 @@ from torchbayes.report.sections.training import training_section
 from torchbayes.report.sections.unfamiliar import unfamiliar_section
 from torchbayes.report.tables import latex_table, markdown_table
 from torchbayes.report.wording import whole
-from torchbayes.storage import write_text
 
 __all__ = ["SECTIONS", "render_page", "write_report"]
 

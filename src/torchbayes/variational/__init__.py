@@ -11,7 +11,6 @@ from torchbayes.variational.hypernet import Hypernet
 from torchbayes.variational.hypernet_sgd import HypernetSGD
 from torchbayes.variational.meanfield import MeanField
 from torchbayes.variational.objective import annealed_weight, blundell_weight, uniform_weight
-from torchbayes.variational.prune import SignalToNoise, prune, signal_to_noise
 
 __all__ = [
     "DropoutPosterior",
@@ -20,13 +19,10 @@ __all__ = [
     "HypernetSGD",
     "MCDropout",
     "MeanField",
-    "SignalToNoise",
     "annealed_weight",
     "blundell_weight",
     "flipout",
     "local_reparameterisation",
-    "prune",
     "shared_draw",
-    "signal_to_noise",
     "uniform_weight",
 ]

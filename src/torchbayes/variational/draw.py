@@ -25,12 +25,12 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from torchbayes import fused
-from torchbayes.noise import normal_
+from torchbayes import kernels
+from torchbayes.core.noise import normal_
+from torchbayes.core.pool import Pool
 from torchbayes.prior import Prior
-from torchbayes.variational.buffers import Pool
+from torchbayes.variational.flat_weights import Slab
 from torchbayes.variational.kl import KLTerm, Part, kl_term
-from torchbayes.variational.slabs import Slab
 from torchbayes.variational.softplus import bounds, softplus
 
 __all__ = ["Draw", "Drawn", "Spread"]
@@ -106,9 +106,9 @@ class _Slot:
         part, rho = self._start(parameters)
         sample, noise, spread = self.slab.take(self.pool), self.slab.take(self.pool), None
         columns = [[sample], [noise], [part.std], [part.slope], [part.mean], [rho]]
-        if self.spread is Spread.NONE and fused.fits(columns, self.generator):
+        if self.spread is Spread.NONE and kernels.fits(columns, self.generator):
             part.noise = noise
-            sums = fused.run(fused.Loop.BBB, columns, bounds(rho.dtype), self.generator)
+            sums = kernels.run(kernels.Loop.BBB, columns, bounds(rho.dtype), self.generator)
             part.sums = tuple(sums.tolist())
         else:
             softplus(rho, part.std, part.slope, sample)
@@ -184,11 +184,11 @@ class _Slot:
         outs = self.slab.take(self.pool), self.slab.take(self.pool)
         given = to_sample, part.noise, part.std, part.slope, part.mean
         columns = [[tensor] for tensor in (*outs, *given)]
-        if not fused.fits(columns, None):
+        if not kernels.fits(columns, None):
             return None
         m, delta = moments
         numbers = (scale, scale * delta, scale * delta * m)
-        fused.run(fused.Loop.BBB_GRADIENTS, columns, numbers)
+        kernels.run(kernels.Loop.BBB_GRADIENTS, columns, numbers)
         return outs
 
 

@@ -30,7 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from torchbayes.noise import normal_, random_signs
+from torchbayes.core.noise import normal_, random_signs
 from torchbayes.variational.draw import Drawn, Spread
 
 __all__ = ["Estimator", "flipout", "local_reparameterisation", "shared_draw"]

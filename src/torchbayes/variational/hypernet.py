@@ -27,11 +27,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchbayes.parameters import trainable
+from torchbayes.core.parameters import trainable
 from torchbayes.posterior import Weights, Wrapper, snapshot
 from torchbayes.posterior.generated import Generated, hidden
 from torchbayes.posterior.latents import Latent, normal
-from torchbayes.variational.blocks import (
+from torchbayes.variational.residual_blocks import (
     default_layers,
     find_blocks,
     latent_groups,

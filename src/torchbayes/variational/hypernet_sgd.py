@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchbayes.parameters import norm_parameters, trainable
+from torchbayes.core.parameters import norm_parameters, trainable
 from torchbayes.variational.hypernet import Hypernet
 
 __all__ = ["HypernetSGD", "rank_one_step_"]

@@ -23,10 +23,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from torchbayes import fused
+from torchbayes import kernels
+from torchbayes.core.pool import Pool
 from torchbayes.prior import GaussianPrior, Prior, ScaleMixturePrior
-from torchbayes.variational.buffers import Pool
-from torchbayes.variational.slabs import Slab
+from torchbayes.variational.flat_weights import Slab
 from torchbayes.variational.softplus import bounds
 
 __all__ = ["GaussianKL", "KLTerm", "MixtureKL", "Part", "kl_term"]
@@ -287,9 +287,9 @@ class MixtureKL(KLTerm):
         assert part.sample is not None
         first_half = super().value(pool, slab, names, part)
         columns = [[pool.like(part.sample)], [part.sample]]
-        if fused.fits(columns, None):
+        if kernels.fits(columns, None):
             numbers = (self._wide, self._excess, self._odds, *bounds(part.sample.dtype))
-            sums: list[float] = fused.run(fused.Loop.MIXTURE, columns, numbers).tolist()
+            sums: list[float] = kernels.run(kernels.Loop.MIXTURE, columns, numbers).tolist()
             part.pull = columns[0][0]
             far = slab.count * self._peak - 0.5 * self._wide * sums[0]
             return first_half - far - sums[1]

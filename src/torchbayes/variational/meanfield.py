@@ -28,14 +28,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from torchbayes.core.pool import Pool
 from torchbayes.posterior import Gaussian, Weights, Wrapper, snapshot
 from torchbayes.prior import GaussianPrior, Prior
-from torchbayes.variational.buffers import Pool
 from torchbayes.variational.draw import Draw, Spread
 from torchbayes.variational.estimators import Estimator, shared_draw
+from torchbayes.variational.flat_weights import Slab, slabs_of
 from torchbayes.variational.kl import kl_term
 from torchbayes.variational.selection import aliases, chosen, places, tree
-from torchbayes.variational.slabs import Slab, slabs_of
 from torchbayes.variational.softplus import inverse_softplus, softplus
 
 __all__ = ["MeanField"]

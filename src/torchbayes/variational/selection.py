@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from torchbayes.parameters import norm_parameters, trainable
+from torchbayes.core.parameters import norm_parameters, trainable
 from torchbayes.posterior import Weights
 
 __all__ = ["aliases", "chosen", "places", "tree"]

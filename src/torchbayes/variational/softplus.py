@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from torchbayes import fused
+from torchbayes import kernels
 
 __all__ = ["bounds", "inverse_softplus", "softplus"]
 
@@ -24,8 +24,8 @@ def softplus(rho: Tensor, out: Tensor, slope: Tensor, scratch: Tensor) -> None:
         scratch: To be overwritten.
     """
     low, high = bounds(rho.dtype)
-    if fused.fits([[out], [slope], [rho]], None):
-        fused.run(fused.Loop.SOFTPLUS, [[out], [slope], [rho]], (low, high))
+    if kernels.fits([[out], [slope], [rho]], None):
+        kernels.run(kernels.Loop.SOFTPLUS, [[out], [slope], [rho]], (low, high))
         return
     if rho.device.type == "cpu" and _between(rho, low, high):
         torch.exp(rho, out=slope)  # reading ρ twice costs less than writing it once more

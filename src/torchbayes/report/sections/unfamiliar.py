@@ -11,7 +11,7 @@ from markupsafe import Markup
 from torch import Tensor
 
 from torchbayes import metrics
-from torchbayes.predictions import ClassPredictive
+from torchbayes.predict.results import ClassPredictive
 from torchbayes.report.charts import Line, line_chart
 from torchbayes.report.fragment import Section, render
 from torchbayes.report.results import MethodResult, Results

@@ -1,0 +1,1 @@
+"""What posteriors are good for: pruning, continual learning and distillation."""

@@ -1,0 +1,235 @@
+"""`verify`: a method with your settings on a conjugate model of your scale, held against the exact answer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchbayes.checks.conjugate import LinearRegression
+from torchbayes.data.loader import BatchLoader
+from torchbayes.posterior import Posterior, Samples
+from torchbayes.train.failures import TrainingError
+from torchbayes.train.method import check_options
+from torchbayes.train.methods import Method, Plan, find_method, method_options
+
+__all__ = ["TARGETS", "Verification", "verify"]
+
+TARGETS = {
+    "sgld": "posterior",
+    "psgld": "posterior",
+    "sghmc": "posterior",
+    "sgnht": "posterior",
+    "atmc": "posterior",
+    "noisy-kfac": "posterior",
+    "vogn": "mean field",
+    "ivon": "mean field",
+    "bbb": "mean field",
+}
+"""What each method should end up with: the posterior itself, or the nearest Gaussian with independent
+weights. Methods that are not here are made for neither: they give a point (map, mle, ogn, kfac), an average
+(swa, swag, hwa), an ensemble, dropout or a hypernetwork."""
+
+_WEIGHTS, _OUTPUTS = 4, 48
+_DRAWS = 400
+_UPDATES = 4000
+# A train size that is off by a factor of 1.4 changes a standard deviation by 18 %.
+_STD_TOLERANCE, _MEAN_TOLERANCE = 1.18, 0.5
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What came out.
+
+    Attributes:
+        method: The method's name.
+        target: What it was held against: `posterior` or `mean field`.
+        train_size: The examples of the problem.
+        mean_error: How far the mean is from the exact one, in exact standard deviations.
+        std_ratio: The standard deviation over the exact one, root mean square over weights.
+        trusted: Whether both are as they should be.
+        verdict: The same in plain words.
+    """
+
+    method: str
+    target: str
+    train_size: int
+    mean_error: float
+    std_ratio: float
+    trusted: bool
+    verdict: str
+
+
+def verify(
+    method: str,
+    *,
+    train_size: int,
+    batch_size: int = 128,
+    epochs: int | None = None,
+    told_size: int | None = None,
+    seed: int = 0,
+    **options: Any,
+) -> Verification:
+    """Train a method on linear regression at your scale and hold the result against the exact posterior.
+
+    Scale is what goes wrong most: with a mean loss, the noise of a sampler and the width of a Gaussian have
+    to be told how many examples there are. The problem has noise of standard deviation 1 and inputs of
+    about unit size, so that the loss has a curvature of about 1.
+
+    Args:
+        method: A name in `torchbayes.checks.verify.TARGETS`.
+        train_size: The number of training examples that you have (rounded up to an even one).
+        batch_size: The examples per update.
+        epochs: How often to go through them; by default enough for 4,000 updates.
+        told_size: The number of examples that the method is told instead, to see what a wrong one does.
+        seed: Of everything random.
+        **options: The method's own, as you would give them to `fit`.
+
+    Example:
+        >>> import torchbayes as tb
+        >>> settings = {"batch_size": 100, "epochs": 100, "lr": 0.02, "beta2": 0.02, "damping": 0.0}
+        >>> found = tb.verify("vogn", train_size=400, **settings)
+        >>> found.trusted, round(found.std_ratio, 1)
+        (True, 1.0)
+        >>> tb.verify("vogn", train_size=400, told_size=40_000, **settings).trusted
+        False
+    """
+    method_class = find_method(method)
+    if method not in TARGETS:
+        raise ValueError(
+            f"{method!r} has no exact answer to be held against: choose one of {', '.join(TARGETS)}"
+        )
+    check_options(method_class, options)
+    for name, value in (("batch_size", batch_size), ("epochs", epochs), ("told_size", told_size)):
+        if value is not None and value < 1:
+            raise ValueError(f"{name} is {value}: expected a whole number of at least 1")
+    size = train_size + train_size % 2
+    # A Kronecker factor ties the outputs together, so those methods get one.
+    problem = LinearRegression.make(size, _WEIGHTS, 1 if "kfac" in method else _OUTPUTS, seed)
+    given = {
+        name: option.default for name, option in method_options(method_class).items()
+    } | options
+    if given.get("prior") not in (None, "gaussian"):
+        raise ValueError(f"prior is {given['prior']!r}: the exact answer needs a gaussian one")
+    exact = {
+        "prior_precision": float(given["prior_precision"]),
+        "temperature": float(given.get("temperature", 1.0)),
+    }
+    loader = BatchLoader(
+        problem.inputs, problem.targets, min(batch_size, size), shuffle=True, seed=seed
+    )
+    if epochs is None:
+        epochs = math.ceil(_UPDATES / len(loader))
+    posterior = _train(method_class, problem, loader, epochs, told_size, seed, options)
+    return _judged(method, problem, posterior, exact, seed)
+
+
+def _train(
+    method_class: type[Method],
+    problem: LinearRegression,
+    loader: BatchLoader,
+    epochs: int,
+    told_size: int | None,
+    seed: int,
+    options: dict[str, Any],
+) -> Posterior:
+    """`fit`'s loop in short, with a train size that may be a lie."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = problem.model()
+        plan = Plan(
+            train_size=loader.num_examples if told_size is None else told_size,
+            epochs=epochs,
+            steps_per_epoch=len(loader),
+            generator=torch.Generator().manual_seed(seed),
+            new_model=problem.model,
+        )
+        method = method_class(model, problem.likelihood(), plan, **options)
+        for epoch in range(method.epochs):
+            method.begin_epoch(epoch)
+            method.module.train()
+            for inputs, targets in loader.batches(epoch):
+                assert targets is not None
+                try:
+                    loss = method.step(_closure(method, inputs, targets))
+                except FloatingPointError as error:
+                    raise TrainingError(
+                        f"{error}: try a smaller lr", step=epoch, layer=""
+                    ) from error
+            if not math.isfinite(float(loss)):
+                raise TrainingError(
+                    f"the loss is not finite after epoch {epoch + 1}: try a smaller lr",
+                    step=epoch,
+                    layer="",
+                )
+            method.end_epoch(epoch, _inputs_of(loader, epoch))
+        return method.posterior()
+
+
+def _closure(method: Method, inputs: Tensor, targets: Tensor) -> Callable[[], Tensor]:
+    def closure() -> Tensor:
+        method.optimizer.zero_grad()
+        loss = method.loss(inputs, targets)
+        loss.backward()
+        return loss.detach()
+
+    return closure
+
+
+def _inputs_of(loader: BatchLoader, epoch: int) -> Iterator[Any]:
+    for inputs, _ in loader.batches(epoch):
+        yield inputs
+
+
+def _judged(
+    method: str, problem: LinearRegression, posterior: Posterior, exact: dict[str, float], seed: int
+) -> Verification:
+    precision, mean = problem.precision(**exact), problem.mean(**exact)
+    target = TARGETS[method]
+    variance = precision.inverse().diagonal() if target == "posterior" else 1 / precision.diagonal()
+    generator = torch.Generator().manual_seed(seed)
+    rows = [draw["weight"].double() for draw in posterior.draws(_DRAWS, generator)]
+    draws = torch.stack(rows)  # (draws, outputs, weights)
+    # Chains are one long chain for each output: together they tell mean and spread. A Gaussian has a mean
+    # for each output, about which it is to spread.
+    chains = isinstance(posterior, Samples)
+    own = draws.mean((0, 1), keepdim=True) if chains else posterior.mean()["weight"].double()
+    off = (own - mean) / variance.sqrt()
+    ratio = float(((draws - own).square().mean((0, 1)) / variance).mean().sqrt())
+    mean_error = float(off.square().mean().sqrt())
+    size = len(problem.inputs)
+    narrow, wide = ratio < 1 / _STD_TOLERANCE, ratio > _STD_TOLERANCE
+    lost = not mean_error <= _MEAN_TOLERANCE
+    return Verification(
+        method, target, size, mean_error, ratio, not (narrow or wide or lost),
+        _verdict(mean_error, ratio, lost, narrow, wide, size),
+    )  # fmt: skip
+
+
+def _verdict(
+    mean_error: float, ratio: float, lost: bool, narrow: bool, wide: bool, size: int
+) -> str:
+    if not (lost or narrow or wide):
+        return "These settings can be trusted: mean and spread are those of the exact posterior."
+    parts = []
+    if narrow or wide:
+        as_if = max(1, round(size / ratio**2)) if ratio > 0 else math.inf
+        parts.append(
+            f"the posterior is too {'narrow' if narrow else 'wide'} by a factor of "
+            f"{1 / ratio if narrow and ratio > 0 else ratio:.2f}, as if there were {as_if:,} training "
+            f"examples, not {size:,}; look at train_size"
+            + (
+                ", damping and temperature"
+                if narrow
+                else ", and try a smaller lr or larger batches"
+            )
+        )
+    if lost:
+        parts.append(
+            f"its mean is {mean_error:.1f} standard deviations off; train longer, or with another lr"
+        )
+    return "Do not trust these settings: " + ", and ".join(parts) + "."

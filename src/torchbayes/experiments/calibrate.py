@@ -1,0 +1,159 @@
+"""Calibrating a run after training, and the file calibration.json that it leaves in the run's folder.
+
+    {
+      "fitted_on": "the validation split" | "half of the test split",
+      "fitted": how many examples, "scored_on": "the test split" | "the other half …", "scored": how many,
+      "temperature": {"value": T, "before": {"accuracy", "nll", "ece"}, "after": {the same}},
+      "conformal": [{"target", "threshold", "coverage", "mean_size", "empty"}, …],
+      "abstention": [{"target", "probability", "threshold", "coverage", "risk"}, …]
+    }
+
+All figures but thresholds and T are measured on the scored examples, to which nothing was fitted.
+"coverage" is a share of examples (of sets with the true class in them; of examples that are answered),
+"mean_size" a number of classes, "empty" the share of sets without any. A threshold is null if it is
+infinite, a "risk" if nothing is answered. Sets and abstention use the predictions before temperature
+scaling: what was fitted to the same examples would spoil the guarantees.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchbayes import metrics
+from torchbayes.core.storage import write_text
+from torchbayes.data import make_loader
+from torchbayes.experiments.settings import TrainedRun
+from torchbayes.posthoc.conformal import conformal_sets
+from torchbayes.posthoc.decide import decide
+from torchbayes.posthoc.temperature import temperature_scaling
+from torchbayes.predict.results import ClassPredictive
+
+__all__ = ["calibrate", "calibration_figures"]
+
+_PROBABILITY = 0.95
+
+
+def calibrate(
+    run: TrainedRun,
+    *,
+    coverages: Sequence[float] = (0.8, 0.9, 0.95),
+    risks: Sequence[float] = (0.01, 0.02, 0.05),
+    samples: int | None = None,
+) -> dict[str, Any]:
+    """Fit temperature, sets and abstention of a run, write calibration.json and return what is in it.
+
+    They are fitted on the run's validation split and scored on its test split. A run without a validation
+    split has half of its test split, drawn with seed 0, for the one and the other half for the other.
+
+    Args:
+        run: A finished run of a classifier.
+        coverages: What prediction sets are to reach.
+        risks: What abstention is to keep to.
+        samples: The draws to predict with; the run's own setting if None.
+    """
+    if not run.data.classes:
+        raise ValueError(
+            f"{run.files.path} is a regression on {run.data.name}: calibrating is for classes"
+        )
+    test, labels = _predictions(run, run.data.test, samples)
+    if run.data.validation is not None:
+        held_out = _predictions(run, run.data.validation, samples)
+        table = calibration_figures(*held_out, test, labels, coverages, risks)
+        names = "the validation split", "the test split"
+    else:
+        order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+        one, other = order[: len(order) // 2], order[len(order) // 2 :]
+        table = calibration_figures(
+            _rows(test, one), labels[one], _rows(test, other), labels[other], coverages, risks
+        )
+        names = "half of the test split", "the other half of the test split"
+    result = {"fitted_on": names[0], "scored_on": names[1], **table}
+    write_text(run.files.path / "calibration.json", json.dumps(result, indent=2) + "\n")
+    return result
+
+
+def calibration_figures(
+    fitted: ClassPredictive,
+    fitted_labels: Tensor,
+    scored: ClassPredictive,
+    labels: Tensor,
+    coverages: Sequence[float],
+    risks: Sequence[float],
+) -> dict[str, Any]:
+    """Everything of calibration.json that does not depend on where the predictions are from."""
+    scaling = temperature_scaling(fitted, fitted_labels)
+    right = scored.prediction == labels
+    conformal: list[dict[str, Any]] = []
+    for target in coverages:
+        rule = conformal_sets(fitted, fitted_labels, target)
+        sets = rule(scored)
+        sizes = sets.sum(1).double()
+        conformal.append(
+            {
+                "target": target,
+                "threshold": _finite(rule.threshold),
+                "coverage": float(sets.gather(1, labels.unsqueeze(1)).double().mean()),
+                "mean_size": float(sizes.mean()),
+                "empty": float((sizes == 0).double().mean()),
+            }
+        )
+    abstention: list[dict[str, Any]] = []
+    for target in risks:
+        answer = decide(fitted, fitted_labels, target, _PROBABILITY)
+        answered = answer(scored)
+        abstention.append(
+            {
+                "target": target,
+                "probability": _PROBABILITY,
+                "threshold": _finite(answer.threshold),
+                "coverage": float(answered.double().mean()),
+                "risk": 1 - float(right[answered].double().mean())
+                if bool(answered.any())
+                else None,
+            }
+        )
+    return {
+        "fitted": len(fitted),
+        "scored": len(scored),
+        "temperature": {
+            "value": scaling.temperature,
+            "before": _scores(scored, labels),
+            "after": _scores(scaling(scored), labels),
+        },
+        "conformal": conformal,
+        "abstention": abstention,
+    }
+
+
+def _scores(predictive: ClassPredictive, labels: Tensor) -> dict[str, float]:
+    probs = predictive.probs
+    return {
+        "accuracy": metrics.accuracy(probs, labels),
+        "nll": metrics.nll(probs, labels),
+        "ece": metrics.ece(probs, labels),
+    }
+
+
+def _predictions(
+    run: TrainedRun, split: Any, samples: int | None
+) -> tuple[ClassPredictive, Tensor]:
+    loader = make_loader(run.data, split, 1000)
+    labels = torch.cat([batch[1] for batch in loader.batches(0)])
+    predictive = run.predict(loader, samples)
+    assert isinstance(predictive, ClassPredictive)
+    return predictive, labels
+
+
+def _rows(predictive: ClassPredictive, index: Tensor) -> ClassPredictive:
+    return ClassPredictive(predictive.probs[index], predictive.aleatoric[index], predictive.draws)
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no infinity: a threshold that nothing reaches is null."""
+    return value if math.isfinite(value) else None

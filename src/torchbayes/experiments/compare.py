@@ -1,0 +1,276 @@
+"""Several methods on the same data: train, evaluate, tabulate.
+
+    OUT/results.json        the table, with every run behind it
+    OUT/report.html         the page
+    OUT/table.md, table.tex the table, to paste into a README or a paper
+    OUT/runs/ROW-SEED/      the run folders
+
+A row of the table is a method with the settings that all share, or with settings of its own.
+
+A plan can be stopped and resumed: finished runs are kept, the one that was stopped goes on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from torchbayes._version import __version__
+from torchbayes.core.storage import atomic_path, write_text
+from torchbayes.data import DataSet, OutOfDistribution, Split, ood_for
+from torchbayes.experiments.calibrate import calibrate
+from torchbayes.experiments.settings import Experiment, TrainedRun
+from torchbayes.train.failures import TrainingError
+from torchbayes.train.methods import METHODS
+from torchbayes.train.progress import Progress
+from torchbayes.train.run_folder import RunFolder
+
+__all__ = ["Comparison", "Job", "Row", "recipe_rows", "rows_from"]
+
+_SHOWN_IMAGES = 2000
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the table.
+
+    Attributes:
+        name: What the table calls it.
+        experiment: Its settings; every run has its own seed in place of theirs.
+        last_of: The name of another row: no run of its own, but the last sample of that row's runs alone.
+    """
+
+    name: str
+    experiment: Experiment
+    last_of: str | None = None
+
+
+def rows_from(
+    tables: Mapping[str, Mapping[str, Any]],
+    settings: Mapping[str, Any],
+    flags: Mapping[str, Any],
+    options: Mapping[str, Mapping[str, Any]],
+) -> list[Row]:
+    """The rows of a recipe's [rows] table.
+
+    Args:
+        tables: By the row's name, settings of an experiment that differ from the shared ones, or
+            `last_of` alone.
+        settings: The shared ones.
+        flags: What was asked for on the command line, which counts for every row.
+        options: Method options from the command line, by the row's name.
+
+    Example:
+        >>> tables = {"sampler": {"method": "sgld"}, "one": {"last_of": "sampler"}}
+        >>> [(row.name, row.experiment.method, row.last_of) for row in rows_from(tables, {}, {}, {})]
+        [('sampler', 'sgld', None), ('one', 'sgld', 'sampler')]
+    """
+    rows: dict[str, Row] = {}
+    for name, table in tables.items():
+        if "last_of" in table:
+            whole = rows.get(table["last_of"])
+            if whole is None or whole.last_of is not None or len(table) > 1:
+                raise ValueError(
+                    f"row {name!r} has {dict(table)}: last_of stands alone and names a row above with a run "
+                    "of its own"
+                )
+            rows[name] = Row(name, whole.experiment, whole.name)
+            continue
+        for key in ("data", "examples", "validation", "seed"):
+            if key in table:
+                raise ValueError(
+                    f"row {name!r} has a {key} of its own: all rows of a comparison share it; set it above"
+                )
+        own = {**settings, **table, **flags}
+        own["options"] = {**own.get("options", {}), **options.get(name, {})}
+        rows[name] = Row(name, Experiment.from_settings(own, f"row {name!r}"))
+    return list(rows.values())
+
+
+def recipe_rows(settings: Mapping[str, Any]) -> tuple[Experiment, list[Row]]:
+    """What a recipe's settings ask for: what all runs share, and the rows.
+
+    Args:
+        settings: From `recipe_settings`. Rows are its [rows], else its [methods], else its one method.
+    """
+    shared = {key: value for key, value in settings.items() if key not in ("methods", "rows")}
+    method = shared.get("method", Experiment.method)
+    options = {method: shared.get("options", {})}
+    methods: Mapping[str, Any] = settings.get("methods", options)
+    lines = {name: {"method": name, "options": table} for name, table in methods.items()}
+    rows = rows_from(settings.get("rows", lines), shared, {}, {})
+    first = rows[0].experiment.method
+    base = Experiment.from_settings({**shared, "method": first, "options": {}}, "the recipe")
+    return base, rows
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a comparison, or the last sample of one."""
+
+    row: Row
+    experiment: Experiment
+    folder: Path
+
+    @property
+    def scores(self) -> dict[str, Any] | None:
+        """The scores, if the run is finished and evaluated."""
+        file = self.folder / "scores.json"
+        if not file.exists():
+            return None
+        scores: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        return scores
+
+
+class Comparison:
+    """A plan of rows × seeds.
+
+    Args:
+        base: The settings that all runs share.
+        rows: What is compared.
+        seeds: One run of every row for each.
+        out: Where everything goes.
+        data_dir: Where the data is, if not in the usual place.
+        command: The command that repeats the comparison, for the page.
+        corruptions: Score every run on damaged test images too.
+    """
+
+    def __init__(
+        self,
+        base: Experiment,
+        rows: Sequence[Row],
+        seeds: Sequence[int],
+        out: Path,
+        data_dir: Path | None = None,
+        command: str | None = None,
+        corruptions: bool = False,
+    ) -> None:
+        self.base, self.out, self.data_dir, self.command = base, out, data_dir, command
+        self.corruptions = corruptions
+        self.jobs = [
+            Job(
+                row,
+                dataclasses.replace(row.experiment, seed=seed),
+                out / "runs" / f"{row.name}-{seed}"
+                if row.last_of is None
+                else out / "runs" / f"{row.last_of}-{seed}" / "last",
+            )
+            for row in rows
+            for seed in seeds
+        ]
+        self.failed: dict[str, str] = {}
+
+    def run(
+        self,
+        progress: Callable[[int, Job], Progress],
+        finished: Callable[[Job, dict[str, Any]], None],
+    ) -> Path:
+        """Do what is not done yet and write results.json; a run that fails does not stop the others.
+
+        Args:
+            progress: Gives the progress display of the run with that number.
+            finished: Called with every run's scores.
+
+        Returns:
+            The path of results.json.
+        """
+        RunFolder(self.out).prepare()
+        data = self.base.load_data(self.data_dir)
+        ood = ood_for(data, self.data_dir)
+        self._save_images(data, ood)
+        for number, job in enumerate(self.jobs):
+            scores = job.scores
+            if scores is None or self._lacks_corruptions(job):
+                try:
+                    if job.row.last_of is None:
+                        shown = progress(number, job)
+                        job.experiment.train(job.folder, data=data, resume=True, progress=shown)
+                        trained = TrainedRun(job.folder, self.data_dir)
+                        scores = trained.evaluate(ood=ood, corruptions=self.corruptions)
+                        if data.classes:
+                            calibrate(trained)
+                    else:
+                        whole = TrainedRun(job.folder.parent, self.data_dir)
+                        scores = whole.evaluate(ood=ood, last=True, corruptions=self.corruptions)
+                except (TrainingError, ValueError, TypeError, RuntimeError, MemoryError) as error:
+                    self.failed[job.row.name] = str(error) or type(error).__name__
+                    self._write(data, ood)
+                    continue
+            finished(job, scores)
+            self._write(data, ood)
+        return self.out / "results.json"
+
+    def _lacks_corruptions(self, job: Job) -> bool:
+        return self.corruptions and not (job.folder / "corruptions.json").exists()
+
+    def _write(self, data: DataSet, ood: OutOfDistribution) -> None:
+        methods: dict[str, Any] = {}
+        for job in self.jobs:
+            scores = job.scores
+            if scores is not None:
+                runs = methods.setdefault(job.row.name, [])
+                folder = job.folder.relative_to(self.out).as_posix()
+                runs.append({"seed": job.experiment.seed, "folder": folder, **scores})
+        shared = dataclasses.asdict(self.base)
+        shared.pop("method")
+        if self.command is not None:
+            shared["command"] = self.command
+        results = {
+            "torchbayes": __version__,
+            "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "data": data.name,
+            "model": self.base.network,
+            "classes": list(data.classes),
+            "ood": ood.name,
+            "notes": [note for note in (data.note, f"Out of distribution: {ood.note}.") if note],
+            "settings": shared | {"seeds": sorted({job.experiment.seed for job in self.jobs})},
+            "methods": {name: self._summary(name, runs) for name, runs in methods.items()},
+            "failed": self.failed,
+        }
+        write_text(self.out / "results.json", json.dumps(results, indent=2) + "\n")
+
+    def _summary(self, name: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
+        row = next(job.row for job in self.jobs if job.row.name == name)
+        method = METHODS[row.experiment.method]
+        shared = dataclasses.asdict(self.base)
+        own = dataclasses.asdict(row.experiment)
+        about = {
+            "summary": method.summary
+            if row.last_of is None
+            else f"the last sample of {row.last_of} alone",
+            "paper": method.paper,
+            "settings": {key: value for key, value in own.items() if value != shared[key]},
+        }
+        return {**about, **_statistics(runs)}
+
+    def _save_images(self, data: DataSet, ood: OutOfDistribution) -> None:
+        if len(data.shape) != 3 or not isinstance(data.test, Split):
+            return
+        with atomic_path(self.out / "images.npz") as temporary, temporary.open("wb") as file:
+            np.savez_compressed(
+                file,
+                test=data.test.inputs[:_SHOWN_IMAGES].numpy(),
+                ood=ood.inputs[:_SHOWN_IMAGES].numpy(),
+            )
+
+
+def _statistics(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Mean and spread over seeds of every score."""
+    names = [key for key in runs[0] if key not in ("seed", "folder")]
+    means: dict[str, Any] = {}
+    spread: dict[str, Any] = {}
+    for name in names:
+        values = [run[name] for run in runs if run.get(name) is not None]
+        means[name] = statistics.fmean(values) if len(values) == len(runs) else None
+        spread[name] = statistics.stdev(values) if len(values) == len(runs) > 1 else None
+    finite = {k: v for k, v in means.items() if v is None or math.isfinite(v)}
+    return {**finite, "spread": spread, "runs": runs}

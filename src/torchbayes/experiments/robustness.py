@@ -1,0 +1,76 @@
+"""Scores under shift: a run's accuracy, NLL and calibration on damaged test images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchbayes import metrics
+from torchbayes.data import CORRUPTIONS, DataSet, Split, corrupt
+from torchbayes.data.corruptions import CORRUPTION_NOTE, SEVERITIES
+from torchbayes.data.images import read_images
+from torchbayes.data.transform import Normalise
+from torchbayes.predict.results import Predictive
+
+__all__ = ["corruption_scores"]
+
+_EXAMPLES = 1000
+
+
+def corruption_scores(
+    predict: Callable[[Iterator[Tensor]], Predictive], data: DataSet, examples: int = _EXAMPLES
+) -> dict[str, Any]:
+    """Score a classifier on every kind and severity of corruption, and on the same images undamaged.
+
+    All are predicted in one go, so that the draws of the weights are made once.
+
+    Args:
+        predict: Predicts batches of normalised inputs with class probabilities.
+        data: The data set; images.
+        examples: How many test images to use, evenly spaced: 31 sets of them are predicted.
+
+    Returns:
+        `note`, `examples`, the scores of the `clean` images, and under `kinds` for each kind a list of
+        scores from severity 1 to 5.
+    """
+    if len(data.shape) != 3 or not data.classes:
+        raise ValueError(
+            f"{data.name} has no images of classes to corrupt: leave out --corruptions"
+        )
+    images, targets = _images(data, examples)
+    normalise = Normalise(data.mean, data.std)
+    sets = [(kind, severity) for kind in CORRUPTIONS for severity in SEVERITIES]
+
+    def batches() -> Iterator[Tensor]:
+        yield normalise(images)
+        for kind, severity in sets:
+            yield normalise(corrupt(images, kind, severity))
+
+    result = predict(batches())
+    probs: Tensor = result.probs  # type: ignore[attr-defined]
+    clean, *damaged = (_scores(part, targets) for part in probs.cpu().split(len(targets)))
+    kinds: dict[str, list[dict[str, float]]] = {kind: [] for kind in CORRUPTIONS}
+    for (kind, severity), scores in zip(sets, damaged, strict=True):
+        kinds[kind].append({"severity": severity, **scores})
+    return {"note": CORRUPTION_NOTE, "examples": len(targets), "clean": clean, "kinds": kinds}
+
+
+def _scores(probs: Tensor, targets: Tensor) -> dict[str, float]:
+    return {
+        "accuracy": metrics.accuracy(probs, targets),
+        "nll": metrics.nll(probs, targets),
+        "ece": metrics.ece(probs, targets),
+    }
+
+
+def _images(data: DataSet, examples: int) -> tuple[Tensor, Tensor]:
+    total = len(data.test)
+    index = torch.arange(0, total, max(1, -(-total // examples)))
+    targets = torch.as_tensor(data.test.targets)[index]
+    if isinstance(data.test, Split):
+        return data.test.inputs[index], targets
+    paths = [data.test.path(int(i)) for i in index]
+    return read_images(paths, data.test.shape), targets

@@ -1,0 +1,164 @@
+"""Posteriors one can look at: a curve with its band, and a plane cut into two classes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+
+from torchbayes.likelihood import GaussianNoise, Likelihood
+from torchbayes.plots.figure import COLOURS, INK, axes_row
+from torchbayes.posterior import Posterior
+from torchbayes.predict.predictive import predictive
+from torchbayes.predict.results import ClassPredictive, RegressionPredictive
+
+__all__ = ["moons_figure", "regression_figure"]
+
+
+def regression_figure(
+    model: nn.Module,
+    posterior: Posterior,
+    inputs: Tensor,
+    targets: Tensor,
+    *,
+    likelihood: Likelihood | None = None,
+    truth: Callable[[Tensor], Tensor] | None = None,
+    transform: Callable[[Tensor], Tensor] | None = None,
+    span: tuple[float, float] | None = None,
+    samples: int = 200,
+    generator: torch.Generator | None = None,
+) -> Figure:
+    """Draw a one-dimensional regression with the band in which new observations should fall.
+
+    Args:
+        model: The network, or the wrapper that it was trained in.
+        posterior: Where the weights are drawn from.
+        inputs: The training inputs, of shape (examples, 1).
+        targets: The training targets, likewise.
+        likelihood: What the outputs mean, as it was trained; Gaussian noise of std 1 if not given.
+        truth: The curve behind the data, if it is known.
+        transform: What inputs go through on their way to the network, such as normalisation.
+        span: The inputs to draw; by default the data's and as much again.
+        samples: The number of draws.
+        generator: The source of the draws.
+    """
+    if inputs.dim() != 2 or inputs.shape[1] != 1:
+        raise ValueError(
+            f"inputs have shape {tuple(inputs.shape)}: a curve needs one number an example, (examples, 1)"
+        )
+    low, high = (float(inputs.min()), float(inputs.max())) if span is None else span
+    if span is None:
+        low, high = low - 0.5 * (high - low), high + 0.5 * (high - low)
+    grid = torch.linspace(low, high, 300, dtype=inputs.dtype).unsqueeze(1)
+    likelihood = GaussianNoise() if likelihood is None else likelihood
+    taken = grid if transform is None else transform(grid)
+    p = predictive(model, posterior, taken, samples, likelihood=likelihood, generator=generator)
+    if not isinstance(p, RegressionPredictive):
+        raise ValueError(
+            "the likelihood is one of classes: give one of real targets, such as GaussianNoise"
+        )
+    x = grid[:, 0].numpy()
+    figure, (axes,) = axes_row(1, width=6.4, height=4.0)
+    curves = p.means.double().reshape(p.draws, -1)
+    low_y, high_y = _column(p.quantile(0.025)), _column(p.quantile(0.975))
+    low_curve, high_curve = (_column(curves.quantile(q, 0)) for q in (0.025, 0.975))
+    axes.fill_between(
+        x, low_y, high_y, color=COLOURS[4], alpha=0.35, lw=0, label="95 % of new observations"
+    )
+    axes.fill_between(
+        x, low_curve, high_curve, color=COLOURS[0], alpha=0.45, lw=0, label="95 % of drawn curves"
+    )
+    axes.plot(x, _column(p.mean), color=COLOURS[0], lw=2, label="mean")
+    if truth is not None:
+        axes.plot(x, _column(truth(grid)), color=INK, lw=1.2, ls="--", label="truth")
+    axes.plot(_column(inputs), _column(targets), ".", color=COLOURS[5], ms=4, label="training data")
+    axes.set_xlabel("input x")
+    axes.set_ylabel("target y")
+    axes.set_xlim(low, high)
+    # The band may grow without bound away from the data; the picture keeps to a few times their range.
+    seen = float(targets.min()), float(targets.max())
+    room = 1.5 * (seen[1] - seen[0])
+    axes.set_ylim(max(seen[0] - room, float(low_y.min())), min(seen[1] + room, float(high_y.max())))
+    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+    return figure
+
+
+def _column(values: Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+    return values.detach().cpu().double().reshape(-1).numpy()
+
+
+def moons_figure(
+    model: nn.Module,
+    posterior: Posterior,
+    inputs: Tensor,
+    targets: Tensor,
+    *,
+    samples: int = 100,
+    points: int = 150,
+    generator: torch.Generator | None = None,
+) -> Figure:
+    """Draw the decision boundary and the entropy of a two-class network in the plane, such as on `moons`.
+
+    Args:
+        model: The network, or the wrapper that it was trained in.
+        posterior: Where the weights are drawn from.
+        inputs: The examples to draw in, of shape (examples, 2), as the network takes them.
+        targets: Their classes, 0 or 1.
+        samples: The number of draws.
+        points: The places along each side of the grid.
+        generator: The source of the draws.
+    """
+    if inputs.dim() != 2 or inputs.shape[1] != 2:
+        raise ValueError(
+            f"inputs have shape {tuple(inputs.shape)}: a plane needs two numbers an example, (examples, 2)"
+        )
+    low, high = inputs.amin(0), inputs.amax(0)
+    x, y = (
+        torch.linspace(
+            float(a - 0.6 * (b - a)), float(b + 0.6 * (b - a)), points, dtype=inputs.dtype
+        )
+        for a, b in zip(low, high, strict=True)
+    )
+    grid = torch.cartesian_prod(y, x).flip(1)
+    p = predictive(model, posterior, grid, samples, generator=generator)
+    assert isinstance(p, ClassPredictive)
+    if p.probs.shape[1] != 2:
+        raise ValueError(
+            f"the network tells {p.probs.shape[1]} classes apart: this picture has a boundary between two"
+        )
+    figure, panels = axes_row(2, width=5.4, height=4.2, sharex=True, sharey=True)
+    shown = [
+        ("probability of class 1", p.probs[:, 1], "PuOr", 1.0, 21),
+        ("entropy in nats", p.entropy, "cividis", math.log(2), 15),
+    ]
+    for axes, (title, values, cmap, top, levels) in zip(panels, shown, strict=True):
+        filled = axes.contourf(
+            x,
+            y,
+            values.reshape(points, points),
+            np.linspace(0, top, levels),
+            cmap=cmap,
+            vmin=0,
+            vmax=top,
+        )
+        axes.contour(
+            x, y, p.probs[:, 1].reshape(points, points), [0.5], colors="black", linewidths=1.6
+        )
+        figure.colorbar(filled, ax=axes, shrink=0.9, ticks=np.linspace(0, top, 5), format="%.2f")
+        for label, marker, face in ((0, "o", "white"), (1, "^", "black")):
+            there = inputs[targets == label]
+            # Black and white stand out of every colour of both maps.
+            axes.plot(
+                there[:, 0], there[:, 1], marker, mfc=face, mec="white" if label else "black", mew=0.6,
+                ms=4.5, ls="none", label=f"class {label}",
+            )  # fmt: skip
+        axes.set_title(title, fontsize=11)
+        axes.set_xlabel("input 1")
+    panels[0].set_ylabel("input 2")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
+    return figure

@@ -1,0 +1,143 @@
+"""A Gaussian over the weight matrix of each layer whose covariance is a Kronecker product."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchbayes.core.noise import normal_
+from torchbayes.posterior import Posterior, Weights
+
+__all__ = ["KroneckerGaussian", "as_matrix", "set_matrix"]
+
+
+def as_matrix(weight: Tensor, bias: Tensor | None) -> Tensor:
+    """A layer's weight as a matrix of one row per output, with the bias as its last column; a copy."""
+    rows = weight.reshape(len(weight), -1)
+    return rows.clone() if bias is None else torch.cat([rows, bias.unsqueeze(1)], 1)
+
+
+def set_matrix(matrix: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    """The reverse: write a matrix to a weight and a bias."""
+    size = weight[0].numel()
+    weight.copy_(matrix[:, :size].reshape(weight.shape))
+    if bias is not None:
+        bias.copy_(matrix[:, size])
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone(memory_format=torch.contiguous_format)
+
+
+class KroneckerGaussian(Posterior):
+    """A matrix Gaussian for every layer, W = M + L_G E L_Aᵀ with standard normal E.
+
+    G. Zhang et al., Noisy Natural Gradient as Variational Inference, ICML 2018. Rows of W are a layer's
+    outputs; columns its inputs and, where it has one, its bias. The layers are independent of each other,
+    and weights that are in no layer have independent Gaussians.
+
+    Args:
+        mean: The means, and buffers if the draws share some.
+        outputs: L_G by the layer's weight name, with the scale of the whole distribution in it.
+        inputs: L_A by the layer's weight name.
+        biases: The name of the bias that is the last column, by weight name, where there is one.
+        std: The standard deviations of independent weights. One that is named nowhere is deterministic.
+        model_name: The class name of the model they are of.
+
+    Example:
+        >>> import torch, torchbayes as tb
+        >>> q = tb.KroneckerGaussian(
+        ...     {"weight": torch.zeros(2, 3)}, {"weight": 0.1 * torch.eye(2)}, {"weight": torch.eye(3)}
+        ... )
+        >>> q.sample(torch.Generator().manual_seed(0))["weight"].shape
+        torch.Size([2, 3])
+    """
+
+    kind = "kronecker-gaussian"
+
+    def __init__(
+        self,
+        mean: Weights,
+        outputs: Weights,
+        inputs: Weights,
+        biases: Mapping[str, str] | None = None,
+        std: Weights | None = None,
+        *,
+        model_name: str = "",
+    ) -> None:
+        self._mean = {name: tensor.detach() for name, tensor in mean.items()}
+        # Copies in torch's own order and alignment: a product's last bit may depend on either.
+        self._outputs = {name: _plain(tensor) for name, tensor in outputs.items()}
+        self._inputs = {name: _plain(tensor) for name, tensor in inputs.items()}
+        self._biases = {} if biases is None else dict(biases)
+        self._std = {} if std is None else {name: tensor.detach() for name, tensor in std.items()}
+        self.model_name = model_name
+        if self._outputs.keys() != self._inputs.keys():
+            odd = sorted(self._outputs.keys() ^ self._inputs.keys())[0]
+            raise ValueError(
+                f"layer {odd!r} has one Kronecker factor: give both outputs and inputs"
+            )
+        for name in [*self._outputs, *self._biases.values(), *self._std]:
+            if name not in self._mean:
+                raise ValueError(f"weight {name!r} has a spread but no mean: name the same weights")
+        for name in self._outputs:
+            rows = len(self._mean[name])
+            columns = self._mean[name][0].numel() + (name in self._biases)
+            found = tuple(self._outputs[name].shape), tuple(self._inputs[name].shape)
+            if found != ((rows, rows), (columns, columns)):
+                raise ValueError(
+                    f"layer {name!r} has factors of shapes {found}: expected ({rows}, {rows}) for its "
+                    f"outputs and ({columns}, {columns}) for its inputs"
+                )
+
+    def mean(self) -> Weights:
+        """The means."""
+        return {name: tensor.clone() for name, tensor in self._mean.items()}
+
+    def std(self) -> Weights:
+        """The marginal standard deviations of the weights that have one."""
+        result = {name: tensor.clone() for name, tensor in self._std.items()}
+        for name, outputs in self._outputs.items():
+            rows = outputs.square().sum(1, keepdim=True)
+            matrix = (rows * self._inputs[name].square().sum(1)).sqrt()
+            self._write(result, name, matrix)
+        return result
+
+    def sample(self, generator: torch.Generator | None = None) -> Weights:
+        """Draw M + L_G E L_Aᵀ for every layer."""
+        draw = self.mean()
+        for name, std in self._std.items():
+            draw[name].addcmul_(normal_(torch.empty_like(std), generator), std)
+        for name, outputs in self._outputs.items():
+            inputs = self._inputs[name]
+            noise = normal_(outputs.new_empty(len(outputs), len(inputs)), generator)
+            bias = self._biases.get(name)
+            centre = as_matrix(self._mean[name], None if bias is None else self._mean[bias])
+            self._write(draw, name, centre + outputs @ noise @ inputs.t())
+        return draw
+
+    def _write(self, weights: Weights, name: str, matrix: Tensor) -> None:
+        bias = self._biases.get(name)
+        weights[name] = torch.empty_like(self._mean[name])
+        if bias is not None:
+            weights[bias] = torch.empty_like(self._mean[bias])
+        set_matrix(matrix, weights[name], None if bias is None else weights[bias])
+
+    def _file_tensors(self) -> Mapping[str, Weights]:
+        return {
+            "mean": self._mean, "outputs": self._outputs, "inputs": self._inputs, "std": self._std
+        }  # fmt: skip
+
+    def _file_settings(self) -> dict[str, Any]:
+        return {"biases": self._biases}
+
+    @classmethod
+    def _from_file(cls, groups: dict[str, Weights], settings: dict[str, Any]) -> KroneckerGaussian:
+        biases = {str(weight): str(bias) for weight, bias in settings["biases"].items()}
+        return cls(
+            groups["mean"], groups.get("outputs", {}), groups.get("inputs", {}), biases,
+            groups.get("std", {}),
+        )  # fmt: skip

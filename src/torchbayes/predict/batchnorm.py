@@ -1,0 +1,100 @@
+"""Batch-norm statistics for weights that were drawn or averaged."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from torchbayes.core.batch import arguments, split_batch, to_device
+from torchbayes.posterior import Weights, Wrapper
+
+__all__ = ["recalibrate_batchnorm", "recalibrate_each"]
+
+
+def recalibrate_batchnorm(model: nn.Module, weights: Weights, loader: Iterable[Any]) -> Weights:
+    """Re-estimate batch-norm statistics for weights that were drawn or averaged, not trained.
+
+    The running mean and variance of every batch-norm layer become the averages over all batches of
+    `loader` under `weights`. Dropout is off. The model itself is not touched.
+
+    Args:
+        model: The network.
+        weights: The weights to use in it.
+        loader: Batches of training data: inputs, or pairs of inputs and targets.
+
+    Returns:
+        `weights` with the statistics added or replaced; without batch norm, `weights` as they are.
+
+    Example:
+        >>> import torch, torchbayes as tb
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
+        >>> new = tb.recalibrate_batchnorm(model, tb.snapshot(model), [torch.randn(64, 2) + 5])
+        >>> bool((new["1.running_mean"] != model[1].running_mean).all())
+        True
+    """
+    return recalibrate_each(model, [weights], loader)[0]
+
+
+def recalibrate_each(
+    model: nn.Module, draws: Sequence[Weights], loader: Iterable[Any]
+) -> list[Weights]:
+    """Re-estimate batch-norm statistics for each of several draws, in one pass through the data.
+
+    Args:
+        model: The network.
+        draws: The weights of every draw.
+        loader: Batches of training data: inputs, or pairs of inputs and targets.
+
+    Returns:
+        For every draw what `recalibrate_batchnorm` gives.
+    """
+    if isinstance(model, Wrapper):
+        model = model.model
+    twin = copy.deepcopy(model).eval()
+    norms = {
+        name: module
+        for name, module in twin.named_modules()
+        if isinstance(module, _BatchNorm) and module.track_running_stats
+    }
+    if not norms:
+        return [dict(weights) for weights in draws]
+    for norm in norms.values():
+        norm.reset_running_stats()
+        norm.momentum = None  # a cumulative average, every batch counting the same
+        norm.training = True
+    device = next((p.device for p in twin.parameters()), torch.device("cpu"))
+    statistics = [
+        {
+            f"{name}.{buffer}": getattr(norm, buffer).clone()
+            for name, norm in norms.items()
+            for buffer in ("running_mean", "running_var", "num_batches_tracked")
+        }
+        for _ in draws
+    ]
+    used = [
+        {name: tensor.to(device) for name, tensor in weights.items()} | own
+        for weights, own in zip(draws, statistics, strict=True)
+    ]
+    with torch.no_grad():
+        for batch in loader:
+            args, kwargs = arguments(to_device(split_batch(batch)[0], device))
+            for weights in used:
+                torch.func.functional_call(twin, weights, args, kwargs)
+    return [
+        dict(weights) | _reached(norms, own) for weights, own in zip(draws, statistics, strict=True)
+    ]
+
+
+def _reached(norms: Iterable[str], statistics: Weights) -> Weights:
+    """The statistics of the layers that the data reached; an auxiliary head keeps what it had."""
+    reached = {name for name in norms if int(statistics[f"{name}.num_batches_tracked"])}
+    if not reached:
+        raise ValueError(
+            "the loader has no batches: batch norm needs data to re-estimate its statistics"
+        )
+    return {n: t.clone() for n, t in statistics.items() if n.rpartition(".")[0] in reached}

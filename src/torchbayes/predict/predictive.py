@@ -1,0 +1,348 @@
+"""Predictions that average over the posterior."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from torchbayes.core.batch import (
+    arguments,
+    batch_len,
+    map_tensors,
+    slice_batch,
+    split_batch,
+    to_device,
+)
+from torchbayes.likelihood import Categorical, Likelihood, as_likelihood
+from torchbayes.posterior import Posterior, Weights, Wrapper
+from torchbayes.predict.results import Predictive
+
+__all__ = ["predictive"]
+
+# One forward pass is done in pieces of about this much activation memory. Larger pieces leave the cache
+# and make the allocator map fresh pages for every layer: on the build machine 1,000 images through
+# LeNet-5 take 1.3 × the time of the same images in pieces (benchmarks/steps.py --predict).
+_CPU_PIECE = 8 << 20
+# But every piece reads all weights, and a matrix product rearranges them first. So the activations that
+# pass through a piece are to be some times the weights: 784-1200-1200-10 takes 1,000 inputs at once.
+_PER_WEIGHT = 4
+# Draws run together through vmap where a single draw's pass is so small that Python is what costs: few
+# activations, and few weights too, because the draws have to be copied side by side. With 500 kB of
+# weights and one example vmap takes 2.7 × the loop's time, with 12 MB 10 ×, with 35 kB a tenth of it.
+_VMAP_BYTES = 1 << 18
+_VMAP_WEIGHTS = 1 << 18
+
+_Source = Callable[[int, torch.Generator], Iterator[Weights]]
+
+
+def predictive(
+    model: nn.Module,
+    posterior: Posterior,
+    inputs: Any,
+    samples: int = 32,
+    likelihood: Likelihood | None = None,
+    generator: torch.Generator | None = None,
+    max_memory: int = 1 << 30,
+) -> Predictive:
+    """Predict with the weights averaged out: p(y | x) ≈ mean over draws of p(y | x, w).
+
+    Probabilities are averaged, not logits. All examples are predicted by the same draws. The model is
+    used in evaluation mode and is as before afterwards, whatever happens.
+
+    Args:
+        model: The network, or the wrapper that it was trained in.
+        posterior: Where the weights are drawn from.
+        inputs: A tensor, a tuple (the model's positional arguments) or a dictionary (its keyword
+            arguments) of tensors; or a loader: an iterable of batches, each of them inputs or a pair of
+            inputs and targets.
+        samples: The number of draws. A finite posterior, such as an ensemble, gives each member once.
+        likelihood: What the outputs mean; class logits if not given.
+        generator: The source of the draws; torch's global one if not given.
+        max_memory: About how many bytes the draws and activations may take at a time.
+
+    Example:
+        >>> import torch, torchbayes as tb
+        >>> model = torch.nn.Linear(2, 3)
+        >>> q = tb.Gaussian(tb.snapshot(model), {"weight": torch.full((3, 2), 0.5)})
+        >>> p = tb.predictive(model, q, torch.randn(5, 2), samples=8)
+        >>> p.probs.shape, p.epistemic.shape
+        (torch.Size([5, 3]), torch.Size([5]))
+    """
+    if samples < 1:
+        raise ValueError(f"samples is {samples}: expected at least 1 draw")
+    if isinstance(model, Wrapper):
+        model = model.model
+    posterior.check(model)
+    likelihood = Categorical() if likelihood is None else as_likelihood(likelihood)
+    if generator is None:
+        generator = torch.Generator().manual_seed(int(torch.empty((), dtype=torch.int64).random_()))
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    runner = _Runner(model, posterior, likelihood, device, max_memory)
+    parts: list[Predictive] = []
+    with _evaluating(model), torch.no_grad():
+        draws = _Draws(
+            model,
+            posterior,
+            samples,
+            generator,
+            device,
+            max_memory // 2 if _is_loader(inputs) else 0,
+        )
+        for block in _blocks(inputs, max_memory // 4, draws.cached):
+            parts.extend(runner.run(block, draws))
+    if not parts:
+        raise ValueError("there is nothing to predict: the inputs have no examples")
+    return type(parts[0]).cat(parts)
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    before = [
+        (module, module.training, dict(module._parameters), dict(module._buffers))
+        for module in model.modules()
+    ]
+    try:
+        model.eval()
+        yield
+    finally:
+        for module, mode, parameters, buffers in before:
+            module.training = mode
+            # functional_call leaves the draw in a module that stands at two places in the model.
+            module._parameters.update(parameters)
+            module._buffers.update(buffers)
+
+
+def _is_loader(inputs: Any) -> bool:
+    return not isinstance(inputs, (Tensor, tuple, Mapping)) and isinstance(inputs, Iterable)
+
+
+def _bytes(value: Any) -> int:
+    return sum(t.numel() * t.element_size() for t in tree_leaves(value) if isinstance(t, Tensor))
+
+
+def _blocks(inputs: Any, budget: int, cached: bool) -> Iterator[list[Any]]:
+    """Lists of batches: what is read from a loader before the next pass over the draws begins.
+
+    Where the draws are not kept, a larger block means that they are made fewer times.
+    """
+    if not _is_loader(inputs):
+        yield [inputs]
+        return
+    block: list[Any] = []
+    size = 0
+    for batch in inputs:
+        block.append(split_batch(batch)[0])
+        size += _bytes(block[-1])
+        if cached or size >= budget:
+            yield block
+            block, size = [], 0
+    if block:
+        yield block
+
+
+class _Draws:
+    """The same draws, every time they are gone through: kept if they fit, made again if not.
+
+    Buffers are copied, of the draw or else of the model, so that a module that writes to its buffers even
+    in evaluation mode writes to the copies. Weights are the posterior's own where it lends them.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        posterior: Posterior,
+        count: int,
+        generator: torch.Generator,
+        device: torch.device,
+        budget: int,
+    ) -> None:
+        self._posterior, self._count, self._generator = posterior, count, generator
+        self._device, self._state = device, generator.get_state()
+        self._buffers = dict(model.named_buffers())
+        self.first = next(self._make(posterior.draws))
+        self.cached = _bytes(self.first) * count <= budget
+        self._kept: list[Weights] | None = None
+        self._lent: bool | None = None
+
+    def _make(self, source: _Source) -> Iterator[Weights]:
+        self._generator.set_state(self._state)
+        # Unlike a loop here, map does not hold a draw while the next one is made.
+        return map(self._ready, source(self._count, self._generator))
+
+    def _ready(self, draw: Weights) -> Weights:
+        buffers = {name: draw.get(name, own).clone() for name, own in self._buffers.items()}
+        return {name: tensor.to(self._device) for name, tensor in (draw | buffers).items()}
+
+    def _writes_to_weights(self) -> bool:
+        """Whether the model changed the weights of `first`, a copy, when it was measured with them."""
+        lent = next(self._make(partial(self._posterior._lent, reuse=False)))
+        return not all(
+            torch.equal(tensor, self.first[name])
+            for name, tensor in lent.items()
+            if name not in self._buffers
+        )
+
+    def each(self, *, alone: bool) -> Iterator[Weights]:
+        """Go through the draws; `alone` if one is done with before the next one is taken."""
+        if self._lent is None:
+            self._lent = not (self._posterior._lends_own and self._writes_to_weights())
+        source: _Source = self._posterior.draws
+        if self._lent:
+            # Pages that are new to the process cost more than the numbers in them.
+            source = partial(self._posterior._lent, reuse=alone and not self.cached)
+        if not self.cached:
+            return self._make(source)
+        if self._kept is None:
+            self._kept = list(self._make(source))
+        return iter(self._kept)
+
+
+class _Runner:
+    """Runs draws over batches, in pieces that fit, several draws at a time where that is faster."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        posterior: Posterior,
+        likelihood: Likelihood,
+        device: torch.device,
+        max_memory: int,
+    ) -> None:
+        self._model, self._posterior, self._likelihood = model, posterior, likelihood
+        self._device, self._max_memory = device, max_memory
+        self._per_example: dict[Any, tuple[int, int]] = {}
+        self._can_vmap = posterior.vmappable
+
+    def run(self, block: list[Any], draws: _Draws) -> list[Predictive]:
+        weights = max(1, _bytes(draws.first))
+        pieces: list[Any] = []
+        largest = 1
+        for batch in block:
+            length = batch_len(batch)
+            if length == 0:
+                continue
+            per_example, passing = self._measure(draws.first, batch)
+            most = self._max_memory // 4 // per_example
+            if self._device.type == "cpu":
+                most = min(most, max(_CPU_PIECE // per_example, _PER_WEIGHT * weights // passing))
+            # All of one size, lest the last one is for a few examples.
+            step = -(-length // -(-length // max(1, most)))
+            pieces += [slice_batch(batch, i, i + step) for i in range(0, length, step)]
+            largest = max(largest, min(step, length) * per_example)
+        if not pieces:
+            return []
+        together = min(64, _VMAP_BYTES // largest, self._max_memory // (8 * weights))
+        if together < 2 or weights > _VMAP_WEIGHTS:
+            together = 1
+        results: list[Predictive | None] = [None] * len(pieces)
+        for group in _grouped(draws.each(alone=together == 1), together):
+            stacked = self._stack(group)
+            for index, piece in enumerate(pieces):
+                new = self._likelihood.predictive(self._outputs(group, stacked, piece))
+                old = results[index]
+                results[index] = new if old is None else old.merge(new)
+            group.clear()  # before the next draws are made
+            del stacked
+        return [result for result in results if result is not None]
+
+    def _stack(self, group: list[Weights]) -> Weights | None:
+        if len(group) == 1 or not self._can_vmap:
+            return None
+        return {name: torch.stack([draw[name] for draw in group]) for name in group[0]}
+
+    def _outputs(self, group: list[Weights], stacked: Weights | None, piece: Any) -> Tensor:
+        args, kwargs = arguments(to_device(piece, self._device))
+        length = batch_len(piece)
+
+        def call(draw: Weights) -> Tensor:
+            return self._checked(self._posterior.call(self._model, draw, *args, **kwargs), length)
+
+        if stacked is not None and self._can_vmap:
+            try:
+                with warnings.catch_warnings():
+                    # An operation without a batching rule is looped over by vmap, slower than our loop.
+                    warnings.filterwarnings("error", message="There is a performance drop")
+                    return torch.func.vmap(call)(stacked)
+            except Exception:
+                # Or refused. If the loop fails too, its error is the one to show.
+                self._can_vmap = False
+        return torch.stack([call(draw) for draw in group])
+
+    def _checked(self, outputs: Any, length: int) -> Tensor:
+        if not isinstance(outputs, Tensor):
+            raise TypeError(
+                f"{type(self._model).__name__} returns a {type(outputs).__name__}: predictive needs a module "
+                "that returns one tensor; wrap it in one that picks it out"
+            )
+        if outputs.shape[:1] != (length,):
+            raise ValueError(
+                f"{type(self._model).__name__} returns shape {tuple(outputs.shape)} for {length} examples: "
+                "the first dimension of inputs and outputs has to count the examples"
+            )
+        return outputs
+
+    def _measure(self, draw: Weights, batch: Any) -> tuple[int, int]:
+        """About the bytes that one example takes at a time, and in all, on its way through the network.
+
+        What two examples take more than one: weights that the forward pass transposes or makes
+        (weight norm) do not grow with the batch.
+        """
+        leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
+        key = tuple((leaf.shape[1:], leaf.dtype) for leaf in leaves)
+        if key not in self._per_example:
+            one = to_device(slice_batch(batch, 0, 1), self._device)
+            two = map_tensors(
+                one, lambda tensor: torch.cat([tensor] * 2) if tensor.dim() else tensor
+            )
+            sizes = []
+            for inputs in (one, two):
+                args, kwargs = arguments(inputs)
+                with _OperationSizes() as operations:
+                    self._posterior.call(self._model, draw, *args, **kwargs)
+                sizes.append(operations.bytes)
+            if len(sizes[0]) == len(sizes[1]):
+                growth = [more - less for less, more in zip(*sizes, strict=True)]
+            else:
+                growth = [size // 2 for size in sizes[1]]
+            self._per_example[key] = max(1, 2 * max(growth, default=1)), max(1, sum(growth))
+        return self._per_example[key]
+
+
+class _OperationSizes(TorchDispatchMode):
+    """Notes how much memory the result of every operation takes."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.bytes: list[int] = []
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Skipping it would first import it, which takes longer than most predictions.
+        return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.bytes.append(_bytes(result))
+        return result
+
+
+def _grouped(draws: Iterable[Weights], size: int) -> Iterator[list[Weights]]:
+    group: list[Weights] = []
+    for draw in draws:
+        group.append(draw)
+        del draw  # the group alone holds it
+        if len(group) == size:
+            yield group
+            group = []
+    if group:
+        yield group

@@ -1,0 +1,345 @@
+"""What the sampling methods share: when a snapshot is kept, where, and how several chains are run."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchbayes.core import distributed
+from torchbayes.likelihood import Likelihood
+from torchbayes.optim.sampler import Sampler
+from torchbayes.posterior import Samples, Weights, snapshot
+from torchbayes.prior import GaussianPrior, Prior, resnetpp_prior
+from torchbayes.train.failures import TrainingError
+from torchbayes.train.method import Method, Plan
+from torchbayes.train.stacked_chains import StackedChains, StackedPrior
+from torchbayes.train.traces import Tracer
+
+_LOG = logging.getLogger("torchbayes")
+
+__all__ = ["Collection", "SamplerMethod", "prior_called"]
+
+
+def prior_called(name: str, precision: float) -> Prior:
+    """N(0, 1/precision) on every weight for `gaussian`, the ATMC paper's for `resnetpp`."""
+    if name == "gaussian":
+        return GaussianPrior(precision=precision)
+    if name == "resnetpp":
+        return resnetpp_prior()
+    raise ValueError(f"prior is {name!r}: expected gaussian or resnetpp")
+
+
+@dataclass(frozen=True)
+class Collection:
+    """Which states of a chain are kept, and where.
+
+    Args:
+        burn_in: The share of the updates before the first snapshot.
+        samples: The snapshots of a chain, spread evenly over the rest.
+        thinning: The updates from one snapshot to the next, in place of `samples`.
+        chains: The chains of a process, one after another.
+        folder: Where to keep the snapshots as files; in memory if None.
+        side_by_side: Run the chains together instead.
+
+    Example:
+        >>> from torchbayes.train.chains import Collection
+        >>> sorted(Collection(burn_in=0.5, samples=3).updates(100))
+        [68, 84, 100]
+        >>> sorted(Collection(burn_in=0.5, thinning=20).updates(100))
+        [60, 80, 100]
+        >>> sorted(Collection(burn_in=0.3).updates(100, cycle_ends=(25, 50, 75, 100)))
+        [50, 75, 100]
+    """
+
+    burn_in: float = 0.5
+    samples: int = 30
+    thinning: int | None = None
+    chains: int = 1
+    folder: str | None = None
+    side_by_side: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.burn_in < 1:
+            raise ValueError(
+                f"burn_in is {self.burn_in:g}: expected the share of the run before the first sample, from 0 "
+                "to below 1; no update would be left to sample from"
+            )
+        for name, value in (
+            ("samples", self.samples),
+            ("thinning", 1 if self.thinning is None else self.thinning),
+            ("chains", self.chains),
+        ):
+            if value < 1:
+                raise ValueError(f"{name} is {value}: expected a whole number of at least 1")
+
+    def updates(self, total: int, cycle_ends: tuple[int, ...] = ()) -> set[int]:
+        """The numbers of updates, of `total`, after which a snapshot is kept; the last is always one.
+
+        Args:
+            total: The updates of a chain.
+            cycle_ends: Where cycles of the learning rate end; then the last state of each cycle is kept.
+        """
+        burnt = min(round(self.burn_in * total), total - 1)
+        if cycle_ends:
+            return {end for end in cycle_ends if end > burnt}
+        left = total - burnt
+        if self.thinning is not None:
+            return set(range(total, burnt, -self.thinning))
+        return set(range(total, burnt, -max(1, left // self.samples))[: self.samples])
+
+
+class SamplerMethod(Method):
+    """A method whose posterior is the states that a sampler went through.
+
+    The first chain of the first process starts from the network as it is given, every other one from a
+    fresh random start. A chain that breaks down is left out, with a warning, as long as there are others.
+    A subclass calls `begin` with a function that makes its sampler.
+    """
+
+    one_per_rank = True
+
+    def __init__(
+        self, model: nn.Module, likelihood: Likelihood, plan: Plan, collection: Collection
+    ) -> None:
+        super().__init__(model, likelihood, plan)
+        self.collection = collection
+        ends = plan.schedule.cycle_ends(plan.epochs, plan.steps_per_epoch)
+        self.total = max(1, plan.epochs * plan.steps_per_epoch)
+        self.keep = collection.updates(self.total, ends)
+        self.chain, self.updates, self.dead = 0, 0, False
+        self.bank = Samples(model, folder=self._folder(f"rank{plan.rank}"))
+        self.stack: StackedChains | None = None
+        self._tracer = Tracer(self.total)
+        self._losses = torch.zeros(0)
+
+    def _folder(self, part: str) -> Path | None:
+        if self.collection.folder is None:
+            return None
+        whole = Path(self.collection.folder)
+        return whole if self.plan.world_size == 1 else whole / part
+
+    def begin(self, make: Callable[[nn.Module, Prior], Sampler], prior: Prior) -> None:
+        """Start the first chain with the sampler that `make` makes, and later ones with others."""
+        self._make = make
+        self._prior = prior
+        if self.plan.rank > 0:
+            self._restart()
+        if not self.collection.side_by_side:
+            self.set_optimizer(make(self.model, prior))
+            return
+        own = snapshot(self.model)
+        starts = [own]
+        for _ in range(1, self.collection.chains):
+            self._restart()
+            starts.append(snapshot(self.model))
+        self.model.load_state_dict(own)
+        self.stack = StackedChains(self.model, self.likelihood, starts)
+        self.set_optimizer(make(self.stack.model, StackedPrior.of(prior)))
+
+    def _restart(self) -> None:
+        # From the run's generator, so that chains differ over ranks and a resumed run repeats them.
+        generator = self.plan.generator
+        seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            fresh = self.plan.new_model()
+        own = [*self.model.parameters(), *self.model.buffers()]
+        with torch.no_grad():
+            for old, new in zip(own, [*fresh.parameters(), *fresh.buffers()], strict=True):
+                old.copy_(new)
+
+    @property
+    def epochs(self) -> int:
+        """The epochs of all chains of this process together."""
+        return self.plan.epochs * (1 if self.stack is not None else self.collection.chains)
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Start the next chain once the one before it has come to its end."""
+        if epoch == 0 and self.updates == 0 and len(self.bank) > 0:
+            raise ValueError(
+                f"{self.bank.folder} already holds {len(self.bank)} samples and there is no checkpoint of "
+                "theirs to resume: choose an empty folder, or remove them"
+            )
+        if epoch // self.plan.epochs > self.chain:
+            self.chain, self.updates, self.dead = self.chain + 1, 0, False
+            self._restart()
+            self.set_optimizer(self._make(self.model, self._prior))
+
+    def loss(self, inputs: Any, targets: Tensor) -> Tensor:
+        """The mean loss of a batch; the gradient of every chain is that of its own."""
+        if self.stack is None:
+            return super().loss(inputs, targets)
+        self._losses = self.stack.losses(inputs, targets)
+        fine = self._losses[self.stack.alive & torch.isfinite(self._losses.detach())]
+        mean = fine.detach().mean()
+        self.logs = {"nll": mean}
+        # Its value is the mean over chains, its gradient that of the sum.
+        return fine.sum() - fine.detach().sum() + mean
+
+    def step(self, closure: Callable[[], Tensor]) -> Tensor:
+        """One update, and a snapshot if it is one of those to keep."""
+        sampler = self.optimizer
+        assert isinstance(sampler, Sampler)
+        traced = self._tracer.wants(self.updates + 1) and not self.dead
+        if traced:
+            self._tracer.before(sampler)
+        try:
+            if self.dead:
+                return torch.full((), math.nan)
+            loss = super().step(self._guarded(closure))
+            if traced:
+                self._trace(sampler, loss)
+            return loss
+        except (TrainingError, FloatingPointError) as error:
+            if self.collection.chains * self.plan.world_size == 1 or self.stack is not None:
+                raise
+            self._lay_to_rest(self.chain, str(error))
+            last = self.chain == self.collection.chains - 1
+            if last and self.plan.world_size == 1 and len(self.bank) == 0:
+                raise
+            self.dead = True
+            self._restart()  # finite weights, for the checkpoint
+            return torch.full((), math.nan)
+        finally:
+            # Counts an update that was left out because float16 overflowed, too.
+            self.updates += 1
+            if self.updates in self.keep and not self.dead:
+                self._collect()
+
+    def _guarded(self, closure: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        stack = self.stack
+        if stack is None:
+            return closure
+
+        def guarded() -> Tensor:
+            loss = closure()
+            for chain in stack.check_gradients():
+                self._lay_to_rest(chain, "its gradient is not finite")
+            if not bool(stack.alive.any()):
+                raise FloatingPointError("no chain is left whose gradient is finite")
+            return loss
+
+        return guarded
+
+    def _number(self, chain: int) -> int:
+        """The chain's number among those of all processes."""
+        return self.plan.rank * self.collection.chains + chain
+
+    def _collect(self) -> None:
+        if self.stack is None:
+            self.bank.append(chain=self._number(self.chain))
+            return
+        for chain in self.stack.alive.nonzero().flatten().tolist():
+            self.bank.append(self.stack.weights(chain), chain=self._number(chain))
+
+    def _trace(self, sampler: Sampler, loss: Tensor) -> None:
+        if self.stack is None:
+            number = self._number(self.chain)
+            row = self._tracer.row(
+                sampler, float(loss.detach()), chain=number, update=self.updates + 1
+            )
+            self.traces.append(row)
+            return
+        for chain in self.stack.alive.nonzero().flatten().tolist():
+            own = float(self._losses[chain].detach())
+            row = self._tracer.row(
+                sampler, own, chain=self._number(chain), update=self.updates + 1, stacked=chain
+            )
+            self.traces.append(row)
+
+    def _lay_to_rest(self, chain: int, why: str) -> None:
+        """Leave a chain out that has broken down: its samples from before are not to be trusted."""
+        number = self._number(chain)
+        kept = [(w, c) for w, c in zip(self.bank, self.bank.chains, strict=True) if c != number]
+        _LOG.warning(
+            "chain %d broke down after %d updates and is left out with its %d samples, the others go on: %s",
+            number, self.updates, len(self.bank) - len(kept), why,
+        )  # fmt: skip
+        self.bank.truncate(0)
+        for weights, own in kept:
+            self.bank.append(weights, chain=own)
+
+    def end_epoch(self, epoch: int, batches: Iterable[Any]) -> None:
+        """Let the network have the weights of the first chain, for whoever scores it after an epoch."""
+        if self.stack is not None:
+            first = int(self.stack.alive.nonzero()[0])
+            self.model.load_state_dict(self.stack.weights(first))
+
+    @property
+    def finished(self) -> bool:
+        """Whether all chains of this process have come to their end."""
+        last = 0 if self.stack is not None else self.collection.chains - 1
+        return self.chain == last and self.updates >= self.total
+
+    def posterior(self) -> Samples:
+        """The snapshots of all chains, of all processes at the end; the present weights if there are none."""
+        if self.plan.world_size > 1 and self.finished:
+            return self._pooled()
+        if len(self.bank) > 0:
+            return self.bank
+        if self.finished:
+            raise ValueError(
+                "every chain broke down, so there are no samples: use a smaller lr or average_step"
+            )
+        present = Samples(self.model)
+        present.append()
+        return present
+
+    def _pooled(self) -> Samples:
+        """The snapshots of all processes; those on disk in a folder that the first process writes."""
+        on_disk = self.bank.folder is not None
+        pooled = Samples(self.model, folder=self._folder("pooled") if self.plan.rank == 0 else None)
+        pooled.truncate(0)
+        counts = distributed.gather(torch.tensor(float(len(self.bank))))
+        chains = self.bank.chains
+        if not sum(map(float, counts)):
+            raise ValueError(
+                "every chain broke down, so there are no samples: use a smaller lr or average_step"
+            )
+        for rank, count in enumerate(counts):
+            for index in range(int(count)):
+                mine = rank == self.plan.rank
+                weights: Weights = self.bank[index] if mine else snapshot(self.model)
+                number = torch.tensor(float(chains[index] if mine else 0))
+                distributed.broadcast([number, *weights.values()], rank)
+                if not on_disk or self.plan.rank == 0:
+                    pooled.append(weights, chain=int(number))
+        return pooled if len(pooled) > 0 else self.bank
+
+    def state_dict(self) -> dict[str, Any]:
+        """The chain, and the snapshots so far, or their number if they are on disk."""
+        kept = len(self.bank) if self.bank.folder is not None else list(self.bank)
+        state = super().state_dict() | {
+            "chain": self.chain,
+            "updates": self.updates,
+            "dead": self.dead,
+            "samples": kept,
+            "chains": self.bank.chains,
+            "traces": self.traces,
+        }
+        if self.stack is not None:
+            state["stack"] = self.stack.model.state_dict()
+            state["alive"] = self.stack.alive
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with the same chain; snapshots that were written to disk later are dropped."""
+        super().load_state_dict(state)
+        self.chain, self.updates, self.dead = state["chain"], state["updates"], state["dead"]
+        self.traces = list(state["traces"])
+        if self.stack is not None:
+            self.stack.model.load_state_dict(state["stack"])
+            self.stack.alive = state["alive"].to(self.stack.alive.device)
+        if self.bank.folder is not None:
+            self.bank.truncate(state["samples"])
+            return
+        self.bank.truncate(0)
+        for weights, chain in zip(state["samples"], state["chains"], strict=True):
+            self.bank.append(weights, chain=chain)

@@ -1,0 +1,174 @@
+"""A run folder: what a training run leaves on disk, written so that a kill at any moment loses little.
+
+config.toml             the settings; what `--resume` compares with
+metrics.jsonl           one line per epoch
+traces.jsonl            what a sampler's chains looked like now and then, if it is one
+checkpoint.pt           all that is needed to go on, read with weights_only=True
+posterior.safetensors   the result
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+import torch
+
+from torchbayes.core.storage import atomic_path, write_text
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+__all__ = ["RunError", "RunFolder", "read_toml"]
+
+_CHECKPOINT_VERSION = 1
+
+
+class RunError(ValueError):
+    """A run folder cannot be used as asked."""
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a TOML file, or say in one sentence what is wrong with it."""
+    try:
+        with path.open("rb") as file:
+            content: dict[str, Any] = tomllib.load(file)
+            return content
+    except FileNotFoundError as error:
+        raise RunError(f"there is no file {path}: check the path") from error
+    except tomllib.TOMLDecodeError as error:
+        raise RunError(f"{path} is not valid TOML: {error}") from error
+
+
+def _without_none(value: Any) -> Any:
+    """TOML has no null: what is not set is left out."""
+    if isinstance(value, dict):
+        return {key: _without_none(item) for key, item in value.items() if item is not None}
+    if isinstance(value, (list, tuple)):
+        return [_without_none(item) for item in value]
+    return value
+
+
+class RunFolder:
+    """The files of one run.
+
+    Args:
+        path: The folder, made if need be.
+        rank: Under torchrun, whose checkpoint this is, for methods that train members of their own on
+            every process; otherwise 0.
+    """
+
+    def __init__(self, path: str | Path, rank: int = 0) -> None:
+        self.path = Path(path)
+        suffix = f"-rank{rank}" if rank else ""
+        self.config_file = self.path / "config.toml"
+        self.metrics_file = self.path / f"metrics{suffix}.jsonl"
+        self.traces_file = self.path / f"traces{suffix}.jsonl"
+        self.checkpoint_file = self.path / f"checkpoint{suffix}.pt"
+        self.posterior_file = self.path / "posterior.safetensors"
+
+    def prepare(self) -> None:
+        """Make the folder and see that it can be written to."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            probe = self.path / ".writable"
+            probe.touch()
+            probe.unlink(missing_ok=True)
+            for left_by_a_kill in self.path.glob(f".{self.checkpoint_file.name}.*.part"):
+                left_by_a_kill.unlink(missing_ok=True)
+        except OSError as error:
+            raise RunError(
+                f"cannot write to {self.path} ({error.strerror or error}): choose another output folder"
+            ) from error
+
+    def read_config(self) -> dict[str, Any]:
+        """The settings the run was started with."""
+        if not self.config_file.exists():
+            raise RunError(f"{self.path} is not a run folder: it has no config.toml")
+        return read_toml(self.config_file)
+
+    def write_config(self, config: dict[str, Any]) -> None:
+        """Save the settings."""
+        write_text(self.config_file, tomli_w.dumps(_without_none(config)))
+
+    def check_config(self, config: dict[str, Any]) -> None:
+        """Raise a `RunError` that names the first setting in which the folder's run differs."""
+        there, here = self.read_config(), _without_none(config)
+        for key in sorted(there.keys() | here.keys()):
+            if there.get(key) != here.get(key):
+                raise RunError(
+                    f"{self.path} holds a run with {key} = {there.get(key)!r}, not {here.get(key)!r}: "
+                    "resume it with its own settings or choose another folder"
+                )
+
+    def write_checkpoint(self, state: dict[str, Any]) -> None:
+        """Replace the checkpoint by a new one, at once."""
+        with atomic_path(self.checkpoint_file) as temporary:
+            torch.save({"version": _CHECKPOINT_VERSION, **state}, temporary)
+
+    def read_checkpoint(self) -> dict[str, Any] | None:
+        """The last checkpoint, or None if there is none yet. Never runs code from the file."""
+        if not self.checkpoint_file.exists():
+            return None
+        try:
+            state = torch.load(self.checkpoint_file, map_location="cpu", weights_only=True)
+            version = state["version"]
+        except (
+            RuntimeError,
+            OSError,
+            KeyError,
+            TypeError,
+            EOFError,
+            pickle.UnpicklingError,
+        ) as error:
+            raise RunError(
+                f"{self.checkpoint_file} is damaged or not a checkpoint: delete it to start again"
+            ) from error
+        if version > _CHECKPOINT_VERSION:
+            raise RunError(f"{self.checkpoint_file} is of a newer torchbayes: upgrade torchbayes")
+        assert isinstance(state, dict)
+        return state
+
+    def append_metrics(self, row: dict[str, Any]) -> None:
+        """Add one line to metrics.jsonl."""
+        with self.metrics_file.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def read_metrics(self, rows: int | None = None) -> list[dict[str, Any]]:
+        """The first `rows` lines of metrics.jsonl, or all that are whole."""
+        if not self.metrics_file.exists():
+            return []
+        result: list[dict[str, Any]] = []
+        for line in self.metrics_file.read_text(encoding="utf-8").splitlines()[:rows]:
+            try:
+                result.append(json.loads(line))
+            except json.JSONDecodeError:
+                break  # the line that a kill cut short
+        return result
+
+    def write_traces(self, rows: list[dict[str, Any]]) -> None:
+        """Save a sampler's traces; nothing if there are none."""
+        if rows:
+            write_text(self.traces_file, "".join(json.dumps(row) + "\n" for row in rows))
+
+    def read_traces(self) -> list[dict[str, Any]]:
+        """The traces of all processes, by chain and update."""
+        rows = [
+            json.loads(line)
+            for file in sorted(self.path.glob("traces*.jsonl"))
+            for line in file.read_text(encoding="utf-8").splitlines()
+        ]
+        return sorted(rows, key=lambda row: (row["chain"], row["update"]))
+
+    def keep_metrics(self, rows: list[dict[str, Any]]) -> None:
+        """Drop what was logged after the checkpoint that the run goes on from."""
+        write_text(self.metrics_file, "".join(json.dumps(row) + "\n" for row in rows))

@@ -1,0 +1,115 @@
+"""Several chains of a small network as one: their weights stacked, their losses through `torch.func.vmap`."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from torchbayes.core.batch import arguments
+from torchbayes.likelihood import Likelihood
+from torchbayes.posterior import Weights
+from torchbayes.prior import GaussianPrior, Prior
+
+__all__ = ["StackedChains", "StackedPrior"]
+
+
+class StackedPrior(Prior):
+    """A prior for each row of stacked weights.
+
+    Args:
+        prior: The prior of one chain's weights.
+    """
+
+    def __init__(self, prior: Prior) -> None:
+        self.prior = prior
+
+    @classmethod
+    def of(cls, prior: Prior) -> Prior:
+        """The prior itself if it is the same for every entry: stacking does not matter to it then."""
+        if not isinstance(prior, GaussianPrior) or isinstance(prior.precision, dict):
+            return cls(prior)
+        return cls(prior) if isinstance(prior.mean, dict) else prior
+
+    def log_prob_of(self, name: str, weight: Tensor) -> Tensor:
+        """The sum over chains."""
+        return torch.stack([self.prior.log_prob_of(name, row) for row in weight]).sum()
+
+    def grad(self, weights: Weights) -> Weights:
+        """The gradient of every chain."""
+        rows = zip(*(tensor.detach().unbind() for tensor in weights.values()), strict=True)
+        parts = [self.prior.grad(dict(zip(weights, row, strict=True))) for row in rows]
+        return {name: torch.stack([part[name] for part in parts]) for name in weights}
+
+
+class StackedChains:
+    """The weights of several chains, stacked.
+
+    Attributes:
+        model: A copy of the network whose parameters have a first dimension for the chains: what the
+            sampler moves.
+        alive: Which chains are still finite, (chains,).
+
+    Args:
+        model: The network.
+        likelihood: What its outputs mean.
+        starts: The first weights of every chain.
+    """
+
+    def __init__(self, model: nn.Module, likelihood: Likelihood, starts: Sequence[Weights]) -> None:
+        buffer = next((name for name, _ in model.named_buffers()), None)
+        if buffer is not None:
+            raise ValueError(
+                f"the network has the buffer {buffer!r}, which chains side by side would share: leave out "
+                "side_by_side to run them one after another"
+            )
+        self._net, self._likelihood = model, likelihood
+        self.model = copy.deepcopy(model)
+        stacked: dict[int, nn.Parameter] = {}
+        for name, old in self.model.named_parameters():
+            rows = torch.stack([start[name] for start in starts]).detach().clone()
+            stacked[id(old)] = nn.Parameter(rows, requires_grad=old.requires_grad)
+        for module in self.model.modules():
+            for name, p in list(module._parameters.items()):
+                if p is not None:
+                    module._parameters[name] = stacked[id(p)]
+        device = next(iter(stacked.values())).device
+        self.alive = torch.ones(len(starts), dtype=torch.bool, device=device)
+
+    def losses(self, inputs: Any, targets: Tensor) -> Tensor:
+        """The mean loss of a batch for every chain, (chains,)."""
+        positional, named = arguments(inputs)
+
+        def one(weights: Weights) -> Tensor:
+            return self._likelihood.loss(
+                functional_call(self._net, weights, positional, named), targets
+            )
+
+        weights: Weights = dict(self.model.named_parameters())
+        losses: Tensor = vmap(one, randomness="different")(weights)
+        return losses
+
+    @torch.no_grad()
+    def check_gradients(self) -> list[int]:
+        """Lay chains to rest whose gradient is not finite; returns their numbers."""
+        finite = self.alive.clone()
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        for gradient in gradients:
+            finite &= torch.isfinite(gradient).flatten(1).all(1)
+        died = (self.alive & ~finite).nonzero().flatten().tolist()
+        self.alive = finite
+        if not bool(finite.all()):
+            # What is dead stands still at zero, so that nothing of it is ever infinite again.
+            for gradient in gradients:
+                gradient[~finite] = 0
+            for p in self.model.parameters():
+                p[~finite] = 0
+        return [int(number) for number in died]
+
+    def weights(self, chain: int) -> Weights:
+        """The weights of one chain."""
+        return {name: p.detach()[chain].clone() for name, p in self.model.named_parameters()}

@@ -1,0 +1,99 @@
+"""Weights as a few flat tensors: large ones by themselves, the small ones of a type packed together.
+
+A network's many small tensors cost a call each, whatever is done to them; packed into one they cost one.
+Packing a large network would cost more in copying than it saves in calls, so a large weight is its own slab.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from torchbayes.core.pool import Pool
+
+__all__ = ["Slab", "slabs_of"]
+
+_LARGE = 1 << 16
+# In elements. Matrix products may round differently on memory that is less aligned than torch's own.
+_ALIGNMENT = 64
+
+
+class Slab:
+    """Some of a network's weights, to be worked on as one flat tensor.
+
+    The methods that take tensors are to be called without gradients.
+
+    Args:
+        indices: Which weights, by their places in the list of all of them.
+        weights: The list of all weights.
+    """
+
+    def __init__(self, indices: list[int], weights: Sequence[Tensor]) -> None:
+        self.indices = indices
+        self.members = [weights[i] for i in indices]
+        self._sizes = [weight.numel() for weight in self.members]
+        self.count = sum(self._sizes)
+        self.dtype, self.device = self.members[0].dtype, self.members[0].device
+        # A large weight in torch's usual order needs no packing: it is flat as it lies.
+        self._plain = len(indices) == 1 and self.members[0].is_contiguous()
+        self._shapes = [weight.shape for weight in self.members]
+        self._strides = [weight.stride() for weight in self.members]
+        self._spans = [-(-_extent(w) // _ALIGNMENT) * _ALIGNMENT for w in self.members]
+
+    def take(self, pool: Pool) -> Tensor:
+        """A buffer for one number per weight."""
+        return pool.take(self.count, self.dtype, self.device)
+
+    def flat(self, pool: Pool, tensors: Sequence[Tensor]) -> Tensor:
+        """One tensor for each of the slab's weights as one flat tensor."""
+        if self._plain:
+            return tensors[0].reshape(-1)
+        return torch.cat([tensor.reshape(-1) for tensor in tensors], out=self.take(pool))
+
+    def flat_gradient(self, pool: Pool, gradients: Sequence[Tensor | None]) -> Tensor | None:
+        """Like `flat`, where a missing gradient counts as 0; None if all are missing."""
+        if all(gradient is None for gradient in gradients):
+            return None
+        nothing = torch.zeros((), dtype=self.dtype, device=self.device)
+        filled = [
+            nothing.expand(shape) if gradient is None else gradient
+            for gradient, shape in zip(gradients, self._shapes, strict=True)
+        ]
+        return self.flat(pool, filled)
+
+    def shaped(self, flat: Tensor) -> list[Tensor]:
+        """The flat tensor's pieces in the weights' shapes, sharing its memory."""
+        pieces = flat.split(self._sizes)
+        return [piece.view(shape) for piece, shape in zip(pieces, self._shapes, strict=True)]
+
+    def weights(self, pool: Pool, flat: Tensor) -> list[Tensor]:
+        """Like `shaped`, but aligned and laid out in memory as the weights themselves are."""
+        if self._plain:
+            return self.shaped(flat)
+        pieces = pool.take(sum(self._spans), self.dtype, self.device).split(self._spans)
+        result = [
+            piece.as_strided(shape, stride, piece.storage_offset())
+            for piece, shape, stride in zip(pieces, self._shapes, self._strides, strict=True)
+        ]
+        torch._foreach_copy_(result, self.shaped(flat))
+        return result
+
+
+def _extent(tensor: Tensor) -> int:
+    """The elements from the first to the last in memory; more than there are, if there are gaps."""
+    steps = [(n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)]
+    return 1 + sum(steps) if tensor.numel() else 0
+
+
+def slabs_of(weights: Sequence[Tensor]) -> list[Slab]:
+    """Sort weights into slabs."""
+    large: list[list[int]] = []
+    small: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+    for index, weight in enumerate(weights):
+        if weight.numel() >= _LARGE:
+            large.append([index])
+        else:
+            small.setdefault((weight.dtype, weight.device), []).append(index)
+    return [Slab(indices, weights) for indices in [*large, *small.values()]]

@@ -1,0 +1,128 @@
+"""Finding the residual blocks of a network, and the weights in them that a hypernetwork generates.
+
+A *block* is an element of an `nn.Sequential` or `nn.ModuleList` that is neither of the two itself and
+has at least two convolutions in it, and no smaller block: what residual networks build their stages of.
+It is found by the shape of the module tree alone, so a network that is built in another way has to name
+its blocks.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from torch import nn
+from torch.nn.modules.conv import _ConvNd
+
+from torchbayes.core.parameters import norm_parameters, trainable
+
+__all__ = ["default_layers", "find_blocks", "latent_groups", "named_layers"]
+
+_LOG = logging.getLogger("torchbayes")
+_LISTS = (nn.Sequential, nn.ModuleList)
+
+
+def find_blocks(model: nn.Module, named: Iterable[str] | None = None) -> list[str]:
+    """The names of the residual blocks of `model`, in the order of its modules.
+
+    Args:
+        model: The network.
+        named: The blocks' names, if they are known; they only have to exist.
+
+    Example:
+        >>> from torchbayes.models import wide_resnet
+        >>> find_blocks(wide_resnet(10, 1))
+        ['layer1.0', 'layer2.0', 'layer3.0']
+    """
+    modules = dict(model.named_modules())
+    if named is not None:
+        names = [named] if isinstance(named, str) else list(named)
+        for name in names:
+            if name not in modules or not name:
+                raise ValueError(
+                    f"{type(model).__name__} has no block {name!r}: see model.named_modules()"
+                )
+        return names
+    found = [
+        f"{prefix}.{leaf}" if prefix else leaf
+        for prefix, module in modules.items()
+        if isinstance(module, _LISTS)
+        for leaf, child in module.named_children()
+        if not isinstance(child, _LISTS) and _convolutions(child) >= 2
+    ]
+    inner = [n for n in found if not any(other.startswith(f"{n}.") for other in found)]
+    return [name for name in modules if name in inner]
+
+
+def _convolutions(module: nn.Module) -> int:
+    return sum(isinstance(m, _ConvNd) for m in module.modules())
+
+
+def named_layers(model: nn.Module, layers: Iterable[str]) -> list[str]:
+    """The weights that names of layers or of weights mean: those of two dimensions or more.
+
+    Raises:
+        ValueError: If a name does not exist, or means no trainable weight.
+    """
+    own = trainable(model)
+    matrices = _matrices(model)
+    result: list[str] = []
+    for layer in [layers] if isinstance(layers, str) else layers:
+        found = [layer] if layer in own else [n for n in matrices if n.startswith(f"{layer}.")]
+        if not found:
+            known = ", ".join(dict.fromkeys(n.rpartition(".")[0] for n in matrices))
+            raise ValueError(
+                f"{type(model).__name__} has no layer {layer!r} with a trainable weight: choose from {known}"
+            )
+        result += found
+    return list(dict.fromkeys(result))
+
+
+def default_layers(model: nn.Module, blocks: list[str]) -> list[str]:
+    """The convolutions in the blocks; without blocks, every matrix or kernel but the last layer's."""
+    matrices = _matrices(model)
+    owners = {f"{prefix}.weight" for prefix, m in model.named_modules() if isinstance(m, _ConvNd)}
+    inside = [n for n in matrices if any(n.startswith(f"{block}.") for block in blocks)]
+    kernels = [n for n in inside if n in owners]
+    if kernels or inside:
+        return kernels if kernels else inside
+    if not matrices:
+        raise ValueError(
+            f"{type(model).__name__} has no trainable matrices or kernels to generate: name some weights in "
+            "layers=…"
+        )
+    last = matrices[-1].rpartition(".")[0]
+    rest = [n for n in matrices if n.rpartition(".")[0] != last]
+    rest = rest if rest else matrices
+    _LOG.info(
+        "%s has no residual blocks: the hypernetwork generates %s",
+        type(model).__name__,
+        ", ".join(rest),
+    )
+    return rest
+
+
+def _matrices(model: nn.Module) -> list[str]:
+    """The trainable weights of two dimensions or more, without norms and look-up tables."""
+    tables = {f"{p}.weight" for p, m in model.named_modules() if isinstance(m, nn.Embedding)}
+    left_out = norm_parameters(model) | tables
+    return [
+        name
+        for name, p in trainable(model).items()
+        if p.dim() > 1 and p.is_floating_point() and name not in left_out
+    ]
+
+
+def latent_groups(names: list[str], blocks: list[str], strategy: str) -> dict[str, str]:
+    """For every weight the name of its latent: one for all, one for each block or one for each layer.
+
+    Weights outside of all blocks have a latent each in the block-wise strategy.
+    """
+    if strategy == "all-in-one":
+        return dict.fromkeys(names, "all")
+    if strategy == "layer-wise":
+        return {name: name for name in names}
+    return {
+        name: next((block for block in blocks if name.startswith(f"{block}.")), name)
+        for name in names
+    }

@@ -1,0 +1,148 @@
+"""`torchbayes recipes`: a recipe runs, leaves a record, and the page follows from the records."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from torchbayes.cli import app
+from torchbayes.evidence import pictures
+from torchbayes.experiments import recipes
+
+RECIPE = """
+title = "A tiny network"
+paper = "Nobody's"
+data = "digits"
+method = "bbb"
+after = ["prune"]
+epochs = 50
+samples = 2
+
+[model_options]
+hidden = [8]
+
+[cpu]
+epochs = 1
+"""
+CLAIMS = """
+[[claim]]
+paper = "Nobody"
+where = "nowhere"
+text = "it can be pruned"
+reported = "everything"
+figures = { all = "tiny/digits#bbb/pruned_98_error", none = "tiny/digits#bbb/error" }
+shown = "{none:.3f} to {all:.3f}"
+reproduced = "all >= none - 1"
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where to work, with one recipe and one claim."""
+    (tmp_path / "recipes" / "tiny").mkdir(parents=True)
+    (tmp_path / "recipes" / "tiny" / "digits.toml").write_text(RECIPE)
+    (tmp_path / "recipes" / "claims.toml").write_text(CLAIMS)
+    monkeypatch.setattr(recipes, "recipe_folder", lambda: tmp_path / "recipes")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def call(*words: str) -> str:
+    result = CliRunner().invoke(app, ["recipes", *words], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_run_records_and_the_page_follows(folder: Path) -> None:
+    call("run", "tiny/digits", "--cpu", "--seeds", "2")
+    record = json.loads((folder / "results" / "tiny" / "digits.json").read_text())
+    runs = folder / "runs" / "recipes" / "tiny" / "digits" / "runs"
+    scores = [json.loads((runs / f"bbb-{seed}" / "scores.json").read_text()) for seed in (0, 1)]
+    pruned = [json.loads((runs / f"bbb-{seed}" / "prune.json").read_text()) for seed in (0, 1)]
+    row = record["rows"]["bbb"]
+    assert row["accuracy"]["values"] == [s["accuracy"] for s in scores]
+    assert row["error"]["values"] == [1 - s["accuracy"] for s in scores]
+    assert row["pruned_98_error"]["values"] == [p[-1]["error"] for p in pruned]
+    assert record["command"] == "torchbayes recipes run tiny/digits --cpu --seeds 2"
+    assert record["settings"]["epochs"] == 1
+    assert record["size"] == "cpu"
+    assert record["versions"].keys() == {"torchbayes", "torch", "python"}
+
+    call("results")
+    page = (folder / "docs" / "results.md").read_text()
+    assert "**reproduced**" in page
+    call("results", "--check")
+    (folder / "docs" / "results.md").write_text(page.replace("reproduced", "refuted"))
+    with pytest.raises(ValueError, match="run torchbayes recipes results"):
+        call("results", "--check")
+
+
+def test_check_notices_a_missing_picture(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(pictures._PICTURES, "tiny/digits", pictures._calibration)
+    call("run", "tiny/digits", "--cpu")
+    call("results")
+    call("results", "--check")
+    (folder / "docs" / "images" / "results" / "tiny-digits-calibration.png").unlink()
+    with pytest.raises(ValueError, match=r"tiny-digits-calibration\.png is not what results gives"):
+        call("results", "--check")
+
+
+STRATEGIES = """
+title = "Two strategies"
+data = "digits"
+model = "wrn-10-1"
+method = "hypernet"
+after = ["average"]
+epochs = 1
+samples = 1
+examples = 64
+
+[rows.block-wise]
+options = { strategy = "block-wise", latent_dim = 2, hidden_dim = 2, draws = 1 }
+
+[rows.layer-wise]
+options = { strategy = "layer-wise", latent_dim = 2, hidden_dim = 2, draws = 1 }
+"""
+
+
+def test_every_strategy_is_averaged_in_its_own_way(folder: Path) -> None:
+    (folder / "recipes" / "tiny" / "strategies.toml").write_text(STRATEGIES)
+    call("run", "tiny/strategies")
+    rows = json.loads((folder / "results" / "tiny" / "strategies.json").read_text())["rows"]
+    runs = folder / "runs" / "recipes" / "tiny" / "strategies" / "runs"
+    own = {"block-wise": ("parallelizing", (1, 4, 16)), "layer-wise": ("widening", (1, 4))}
+    for name, (how, times) in own.items():
+        found = json.loads((runs / f"{name}-0" / f"average-{how}.json").read_text())
+        assert [row["times"] for row in found["rows"]] == list(times)
+        for row in found["rows"]:
+            assert rows[name][f"x{row['times']}_error"]["mean"] == row["error"]
+        whole = json.loads((runs / f"{name}-0" / "average-branching.json").read_text())
+        assert rows[name]["quadruple_faults"]["mean"] == whole["quadruple_faults"][4]
+        assert rows[name]["correlation_between"]["mean"] == found["correlations"]["between"]
+
+
+def test_list_and_show(folder: Path) -> None:
+    assert json.loads(call("list", "--json")) == [
+        {"name": "tiny/digits", "title": "A tiny network", "from": "Nobody's"}
+    ]
+    lines = [line.strip() for line in call("list").splitlines()]
+    assert lines == ["tiny/digits  Nobody's", "A tiny network"]
+    assert call("show", "tiny/digits") == RECIPE
+    small = call("show", "tiny/digits", "--cpu").splitlines()
+    assert "epochs = 1" in small
+    assert "samples = 2" in small
+    assert '    "prune",' in small
+    assert "epochs = 50" not in small
+    assert "[cpu]" not in small
+
+
+def test_bad_input_is_named(folder: Path) -> None:
+    with pytest.raises(ValueError, match="no recipe 'tiny/digit': choose one of tiny/digits"):
+        call("show", "tiny/digit")
+    with pytest.raises(ValueError, match="seeds is 0"):
+        call("run", "tiny/digits", "--seeds", "0")
+    with pytest.raises(ValueError, match="results is no folder"):
+        call("results")

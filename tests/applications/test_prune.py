@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 import torchbayes as tb
-from torchbayes.variational import MeanField, prune, signal_to_noise
+from torchbayes.applications.prune import prune, signal_to_noise
+from torchbayes.variational import MeanField
 
 
 def posterior() -> tb.Gaussian:

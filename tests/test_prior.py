@@ -12,6 +12,7 @@ from scipy import integrate, stats
 from torch import Tensor
 
 import torchbayes as tb
+from torchbayes.prior import as_prior, resnetpp_prior
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -39,7 +40,7 @@ def numpy(weights: tb.Weights) -> dict[str, np.ndarray]:
 def test_gaussian_density_is_scipys(mean: float, precision: float) -> None:
     weights = some_weights()
     truth = sum(stats.norm(mean, precision**-0.5).logpdf(w).sum() for w in numpy(weights).values())
-    ours = tb.GaussianPrior(mean, precision).log_prob(weights)
+    ours = tb.GaussianPrior(mean=mean, precision=precision).log_prob(weights)
     assert ours.shape == ()
     assert float(ours) == pytest.approx(truth, rel=1e-12)
 
@@ -55,11 +56,11 @@ def test_gaussian_density_with_a_mean_and_precision_per_weight() -> None:
         proper = precision[name].numpy() > 0
         scale = precision[name].numpy()[proper] ** -0.5
         truth += stats.norm(mean[name].numpy()[proper], scale).logpdf(w[proper]).sum()
-    prior = tb.GaussianPrior(mean, precision)
+    prior = tb.GaussianPrior(mean=mean, precision=precision)
     assert float(prior.log_prob(weights)) == pytest.approx(truth, rel=1e-12)
     gradient = prior.grad(weights)
     assert gradient["bias"][1] == 0
-    mixed = tb.GaussianPrior(mean, 4.0).log_prob(weights)
+    mixed = tb.GaussianPrior(mean=mean, precision=4.0).log_prob(weights)
     truth = sum(
         stats.norm(mean[name].numpy(), 0.5).logpdf(w).sum() for name, w in numpy(weights).items()
     )
@@ -68,7 +69,7 @@ def test_gaussian_density_with_a_mean_and_precision_per_weight() -> None:
 
 def test_a_precision_of_nought_gives_finite_gradients() -> None:
     weights = {"w": torch.randn(3, requires_grad=True)}
-    prior = tb.GaussianPrior(0.0, {"w": torch.tensor([0.0, 1.0, 0.0])})
+    prior = tb.GaussianPrior(precision={"w": torch.tensor([0.0, 1.0, 0.0])})
     prior.log_prob(weights).backward()
     assert torch.equal(weights["w"].grad, torch.tensor([0, -1, 0]) * weights["w"].detach())  # type: ignore[arg-type]
 
@@ -172,10 +173,10 @@ def test_unit_direction_is_the_papers_energy() -> None:
 # -- Gradients ----------------------------------------------------------------------------------------
 
 PRIORS: list[Callable[[], tb.Prior]] = [
-    lambda: tb.GaussianPrior(0.3, 2.0),
+    lambda: tb.GaussianPrior(mean=0.3, precision=2.0),
     lambda: tb.GaussianPrior(
-        {n: torch.ones_like(w) for n, w in some_weights().items()},
-        {n: w.abs() for n, w in some_weights().items()},
+        mean={n: torch.ones_like(w) for n, w in some_weights().items()},
+        precision={n: w.abs() for n, w in some_weights().items()},
     ),
     lambda: tb.ScaleMixturePrior(0.25, 1.0, 0.5),
     lambda: tb.GroupLaplacePrior(2.0),
@@ -216,7 +217,7 @@ def posterior() -> tb.Gaussian:
 
 def test_kl_is_the_closed_form_and_leaves_deterministic_weights_out() -> None:
     q = posterior()
-    ours = float(tb.GaussianPrior(0.3, 4.0).kl(q))
+    ours = float(tb.GaussianPrior(mean=0.3, precision=4.0).kl(q))
     closed_form = torchs = 0.0
     p = torch.distributions.Normal(torch.tensor(0.3, dtype=torch.float64), 0.5)
     for name, std in q.std().items():
@@ -234,7 +235,7 @@ def test_kl_is_the_average_of_the_log_ratio() -> None:
     mean = {n: torch.randn(w.shape, generator=generator).double() for n, w in q.mean().items()}
     precision = {n: torch.rand(w.shape).double() + 0.5 for n, w in q.mean().items()}
     precision["bias"][0] = 0  # improper: left out of both sides
-    prior = tb.GaussianPrior(mean, precision)
+    prior = tb.GaussianPrior(mean=mean, precision=precision)
     proper = {name: precision[name].numpy() > 0 for name in q.std()}
     normals = {
         name: stats.norm(q.mean()[name][precision[name] > 0], std[precision[name] > 0])
@@ -254,7 +255,7 @@ def test_kl_is_the_average_of_the_log_ratio() -> None:
 def test_kl_at_its_ends() -> None:
     q = tb.Gaussian({"w": torch.zeros(3)}, {"w": torch.ones(3)})
     assert float(tb.GaussianPrior().kl(q)) == 0
-    assert float(tb.GaussianPrior(0.0, {"w": torch.zeros(3)}).kl(q)) == 0
+    assert float(tb.GaussianPrior(precision={"w": torch.zeros(3)}).kl(q)) == 0
     collapsed = tb.Gaussian({"w": torch.zeros(3)}, {"w": torch.tensor([1.0, 0.0, 1.0])})
     assert float(tb.GaussianPrior().kl(collapsed)) == math.inf
 
@@ -307,14 +308,43 @@ def test_correlated_posteriors_give_their_marginals() -> None:
         tb.GaussianPrior.from_posterior(tb.Point(mean))
 
 
+def test_a_precision_of_zero_is_no_prior() -> None:
+    flat, weights = tb.GaussianPrior(precision=0.0), {"w": torch.tensor([3.0, -1.0])}
+    assert float(flat.log_prob(weights)) == 0
+    assert torch.equal(flat.grad(weights)["w"], torch.zeros(2))
+
+
+def test_a_number_is_a_precision_and_never_a_mean() -> None:
+    assert as_prior(2).precision == 2.0
+    assert as_prior(prior := tb.ScaleMixturePrior()) is prior
+    with pytest.raises(TypeError):
+        tb.GaussianPrior(2.0)
+    for wrong in (True, "gaussian", None):
+        with pytest.raises(
+            TypeError, match=r"expected a prior such as GaussianPrior\(…\), or a number"
+        ):
+            as_prior(wrong)
+    with pytest.raises(ValueError, match="is -1: expected a finite number of at least 0"):
+        as_prior(-1.0)
+
+
 def test_a_prior_is_known_by_its_numbers() -> None:
     """Run folders tell by this whether a run is resumed with its own prior."""
     assert repr(tb.GaussianPrior(precision=2.0)) == "GaussianPrior(mean=0, precision=2)"
 
     def of(value: float) -> str:
-        return repr(tb.GaussianPrior({"w": torch.zeros(2)}, {"w": torch.tensor([1.0, value])}))
+        return repr(
+            tb.GaussianPrior(
+                mean={"w": torch.zeros(2)}, precision={"w": torch.tensor([1.0, value])}
+            )
+        )
 
     assert of(2.0) == of(2.0) != of(3.0)
+    assert (
+        repr(tb.ScaleMixturePrior(0.25, 1.0, 0.5))
+        == "ScaleMixturePrior(pi=0.25, std1=1.0, std2=0.5)"
+    )
+    assert "0x" not in repr(resnetpp_prior())
 
 
 def test_a_collapsed_posterior_cannot_become_a_prior() -> None:
@@ -326,7 +356,6 @@ def test_a_collapsed_posterior_cannot_become_a_prior() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: tb.GaussianPrior(precision=0.0), "is 0: expected a finite number above 0"),
         (lambda: tb.GaussianPrior(precision=-1.0), "is -1"),
         (lambda: tb.GaussianPrior(precision=math.nan), "is nan"),
         (lambda: tb.GaussianPrior(precision=math.inf), "is inf"),
@@ -353,11 +382,11 @@ def test_wrong_settings(make: Callable[[], tb.Prior], message: str) -> None:
 def test_a_prior_of_other_weights() -> None:
     weights = {"w": torch.zeros(3)}
     with pytest.raises(ValueError, match="no mean for weight 'w'"):
-        tb.GaussianPrior({"v": torch.zeros(3)}).log_prob(weights)
+        tb.GaussianPrior(mean={"v": torch.zeros(3)}).log_prob(weights)
     # (3, 1) against (3,) would broadcast to nine terms.
     for shape in ((3, 1), (2,), (1, 3)):
         wrong = {"w": torch.ones(shape)}
-        for prior in (tb.GaussianPrior(wrong), tb.GaussianPrior(0.0, wrong)):
+        for prior in (tb.GaussianPrior(mean=wrong), tb.GaussianPrior(precision=wrong)):
             with pytest.raises(ValueError, match=r"but the weight has \(3,\)"):
                 prior.log_prob(weights)
             with pytest.raises(ValueError, match=r"but the weight has \(3,\)"):

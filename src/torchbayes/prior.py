@@ -35,6 +35,7 @@ __all__ = [
     "PriorByName",
     "ScaleMixturePrior",
     "UnitDirectionPrior",
+    "as_prior",
     "resnetpp_prior",
 ]
 
@@ -75,6 +76,11 @@ class Prior(ABC):
             gradients = torch.autograd.grad(self.log_prob(leaves), list(leaves.values()))
         return dict(zip(leaves, gradients, strict=True))
 
+    def __repr__(self) -> str:
+        """Name the prior and its numbers, by which a run folder knows the prior it was trained with."""
+        numbers = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
+        return f"{type(self).__name__}({numbers})"
+
     def kl(self, posterior: Gaussian) -> Tensor:
         """KL(posterior ‖ prior) in closed form, summed over the posterior's random weights.
 
@@ -95,8 +101,8 @@ class GaussianPrior(Prior):
 
     Args:
         mean: One number for all weights, or a tensor for each.
-        precision: The inverse variance: one number for all weights, or a tensor for each. An entry of
-            0 means no prior on that weight.
+        precision: The inverse variance: one number for all weights, or a tensor for each. 0 means no
+            prior on that weight.
 
     Example:
         >>> import torch, torchbayes as tb
@@ -105,9 +111,13 @@ class GaussianPrior(Prior):
         -0.2258
     """
 
-    def __init__(self, mean: float | Weights = 0.0, precision: float | Weights = 1.0) -> None:
+    def __init__(self, *, mean: float | Weights = 0.0, precision: float | Weights = 1.0) -> None:
         if not isinstance(precision, dict):
-            _positive("precision (1/std²)", precision)
+            if not 0 <= precision < math.inf:
+                raise ValueError(
+                    f"precision (1/std²) is {precision:g}: expected a finite number of at least 0 "
+                    "(0 for no prior)"
+                )
         else:
             for name, value in precision.items():
                 bad = value[~((value >= 0) & (value < math.inf))]
@@ -144,7 +154,7 @@ class GaussianPrior(Prior):
                     f"posterior weight {name!r} has a standard deviation of 0 and cannot become a prior: "
                     "leave it out of the posterior's std"
                 )
-        return cls({name: mean[name] for name in precision}, precision)
+        return cls(mean={name: mean[name] for name in precision}, precision=precision)
 
     def __repr__(self) -> str:
         """What run folders keep of it, to tell whether a run is resumed with its own prior."""
@@ -211,6 +221,12 @@ class GaussianPrior(Prior):
             p = Normal(mean.expand_as(std)[proper], scale, validate_args=False)
             terms.append(kl_divergence(q, p).double().sum())
         return torch.stack(terms).sum() if terms else torch.zeros((), dtype=torch.float64)
+
+    @property
+    def scalar(self) -> float | None:
+        """δ if this is N(0, 1/δ) for every weight, otherwise None."""
+        plain = not isinstance(self.mean, dict) and not isinstance(self.precision, dict)
+        return float(self.precision) if plain and self.mean == 0 else None  # type: ignore[arg-type]
 
 
 class ScaleMixturePrior(Prior):
@@ -398,6 +414,31 @@ class PriorByName(Prior):
         for prior, part in parts.values():
             found |= prior.grad(part)
         return {name: found[name] for name in weights}
+
+
+def as_prior(prior: Prior | float) -> Prior:
+    """Return the prior that a method's `prior` argument stands for.
+
+    Args:
+        prior: A prior, or the precision δ of N(0, 1/δ) on every weight; 0 for none.
+
+    Raises:
+        TypeError: If it is neither.
+        ValueError: If it is a number that is no precision.
+
+    Example:
+        >>> from torchbayes.prior import as_prior
+        >>> as_prior(4.0)
+        GaussianPrior(mean=0, precision=4)
+    """
+    if isinstance(prior, Prior):
+        return prior
+    if isinstance(prior, bool) or not isinstance(prior, (int, float)):
+        raise TypeError(
+            f"prior is {prior!r}: expected a prior such as GaussianPrior(…), or a number, the precision of "
+            "N(0, 1/precision)"
+        )
+    return GaussianPrior(precision=float(prior))
 
 
 def resnetpp_prior() -> PriorByName:

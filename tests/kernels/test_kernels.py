@@ -264,7 +264,9 @@ def test_the_sums_of_a_mixture() -> None:
     np.testing.assert_allclose(sums[:2], [(w**2).sum(), np.logaddexp(0, u).sum()], rtol=1e-6)
 
 
-@pytest.mark.parametrize("prior", [GaussianPrior(0.0, 3.0), GaussianPrior(0.1, 3.0), None])
+@pytest.mark.parametrize(
+    "prior", [GaussianPrior(precision=3.0), GaussianPrior(mean=0.1, precision=3.0), None]
+)
 def test_bayes_by_backprop_is_that_of_torchs_operations(
     prior: GaussianPrior | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,8 +63,8 @@ def test_a_prior_of_its_own_for_every_weight() -> None:
     assert abs(net.kl().item()) < 1e-9  # the posterior itself
     other = net_of(tb.GaussianPrior()).posterior()
     net.prior = prior = tb.GaussianPrior(
-        {n: t + 1 for n, t in q.mean().items()},
-        {n: 1 + torch.rand_like(t) for n, t in q.mean().items()},
+        mean={n: t + 1 for n, t in q.mean().items()},
+        precision={n: 1 + torch.rand_like(t) for n, t in q.mean().items()},
     )
     torch.testing.assert_close(net.kl(), prior.kl(other))
     net.kl().backward()
@@ -78,7 +78,7 @@ def test_a_precision_of_zero_is_no_prior() -> None:
     precision = {n: torch.ones_like(t) for n, t in net.posterior().mean().items()}
     precision["0.weight"][0] = 0
     means = {n: torch.zeros_like(t) for n, t in precision.items()}
-    net.prior = tb.GaussianPrior(means, precision)
+    net.prior = tb.GaussianPrior(mean=means, precision=precision)
     torch.testing.assert_close(net.kl(), net.prior.kl(net.posterior()))
     net.kl().backward()
     assert net.model[0].weight.grad[0].abs().max() == 0

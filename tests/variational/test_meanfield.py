@@ -407,7 +407,7 @@ def test_draws_have_the_posteriors_moments() -> None:
         ({"init_std": float("nan")}, "init_std is nan"),
         ({"init": "random"}, "init is 'random': expected model or moped"),
         (
-            {"prior": tb.GaussianPrior({"other": torch.zeros(1)})},
+            {"prior": tb.GaussianPrior(mean={"other": torch.zeros(1)})},
             "the prior has no mean for weight 'weight'",
         ),
     ],

@@ -29,7 +29,8 @@ from torch import Tensor, nn
 
 from torchbayes import kernels
 from torchbayes.core.noise import normals_
-from torchbayes.optim.natural_gradient import WeightOptimizer, check_number, resolve_prior
+from torchbayes.optim.base import check_number
+from torchbayes.optim.natural_gradient import WeightOptimizer, resolve_prior
 from torchbayes.optim.statistics import Statistics
 from torchbayes.posterior import Gaussian, Weights
 from torchbayes.prior import GaussianPrior

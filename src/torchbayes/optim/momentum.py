@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from torchbayes.optim.natural_gradient import check_number
+from torchbayes.optim.base import check_number
 
 __all__ = ["default_average_step", "friction_of", "mass_of", "speed_limit_of"]
 

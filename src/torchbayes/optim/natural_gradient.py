@@ -8,7 +8,6 @@ weighted by the examples they saw (Algorithm 1 of the VOGN paper, lines 5 to 16)
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -19,29 +18,20 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from torchbayes.core import distributed
-from torchbayes.core.parameters import norm_parameters, trainable
+from torchbayes.core.parameters import norm_parameters
 from torchbayes.curvature import Capture, check_mean_loss
 from torchbayes.curvature.gradient_marks import has_new_gradient, mark_gradients
 from torchbayes.curvature.products import Scratch
+from torchbayes.optim.base import ModelOptimizer, check_number
 from torchbayes.optim.statistics import Bank, Statistics
 from torchbayes.posterior import Posterior, snapshot
 from torchbayes.prior import GaussianPrior
 
-__all__ = ["WeightOptimizer", "check_number", "resolve_prior"]
+__all__ = ["WeightOptimizer", "resolve_prior"]
 
 
 _LARGE = 2**18
 """Entries from which a tensor is updated part by part, so that a part stays in a cache."""
-
-
-def check_number(
-    name: str, value: float, *, low: float = 0.0, above: bool = False, high: float = math.inf
-) -> None:
-    """Raise a `ValueError` unless low ≤ value ≤ high (low < value if `above`)."""
-    if not (value > low if above else value >= low) or not value <= high or math.isnan(value):
-        least = f"above {low:g}" if above else f"of at least {low:g}"
-        most = "" if math.isinf(high) else f" and at most {high:g}"
-        raise ValueError(f"{name} is {value:g}: expected a number {least}{most}")
 
 
 def resolve_prior(
@@ -61,7 +51,7 @@ def resolve_prior(
     return prior_precision, prior
 
 
-class WeightOptimizer(torch.optim.Optimizer):
+class WeightOptimizer(ModelOptimizer):
     """An optimiser whose state is a distribution over the weights of a model.
 
     A subclass says how the mean is perturbed and how the statistics of a step update its state.
@@ -89,21 +79,14 @@ class WeightOptimizer(torch.optim.Optimizer):
         generator: torch.Generator | None,
         prior: GaussianPrior | None = None,
     ) -> None:
-        if not isinstance(model, nn.Module):
-            raise TypeError(
-                f"{type(self).__name__} takes the model first, got {type(model).__name__}: "
-                "pass the module itself, not its parameters"
-            )
         if mc_samples < 1:
             raise ValueError(f"mc_samples is {mc_samples}: expected at least 1 draw per step")
-        train_size = defaults["train_size"]
-        if isinstance(train_size, bool) or not isinstance(train_size, int) or train_size < 1:
-            raise ValueError(
-                f"train_size is {train_size!r}: expected the number of training examples, at least 1"
-            )
-        self.model, self.mc_samples, self.prior = model, mc_samples, prior
-        self._names = {id(p): name for name, p in model.named_parameters()}
-        norms = norm_parameters(model)
+        self.mc_samples, self.prior = mc_samples, prior
+        super().__init__(model, params, defaults, generator=generator)
+
+    def _prepare(self) -> None:
+        super()._prepare()
+        norms = norm_parameters(self.model)
         self._fixed = {key for key, name in self._names.items() if name in norms}
         self._buffers: dict[tuple[str, int], Tensor] = {}
         self._scratch = Scratch()
@@ -115,24 +98,10 @@ class WeightOptimizer(torch.optim.Optimizer):
         self._scaler_seen: float | None = None
         self._local_examples = 0
         self._largest_call = 0
-        everything = list(trainable(model).values())
-        super().__init__(everything if params is None else params, defaults)
-        device = self.param_groups[0]["params"][0].device
-        if generator is None:
-            seed = int(torch.randint(2**62, ())) + distributed.rank()
-            generator = torch.Generator(device).manual_seed(seed)
-        self.generator = generator
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Train more of the model's parameters."""
+        """Train more of the model's parameters, with options of their own where the group has them."""
         super().add_param_group(param_group)
-        for p in self.param_groups[-1]["params"]:
-            if id(p) not in self._names:
-                self.param_groups.pop()
-                raise ValueError(
-                    f"a parameter of shape {tuple(p.shape)} is not one of {type(self.model).__name__}'s: "
-                    "pass parameters of the model that the optimiser was made with"
-                )
         self._capture = None
 
     # What subclasses say.
@@ -232,9 +201,6 @@ class WeightOptimizer(torch.optim.Optimizer):
 
     def _new_capture(self) -> Capture:
         return Capture(self.model, {self._names[id(p)]: p for p in self._parameters()})
-
-    def _parameters(self) -> list[Tensor]:
-        return [p for group in self.param_groups for p in group["params"]]
 
     def _count_examples(self, _module: nn.Module, args: Any, kwargs: Any) -> None:
         for value in tree_leaves((args, kwargs)):
@@ -337,27 +303,6 @@ class WeightOptimizer(torch.optim.Optimizer):
         """For every statistic a tensor of its shape, in an order that all processes share."""
         kinds = ("gradient", "square") if self.watches_examples else ("gradient", "product")
         return {(kind, id(p)): p for p in self._parameters() if p.requires_grad for kind in kinds}
-
-    # State.
-
-    def state_dict(self) -> dict[str, Any]:
-        """The state as torch has it, and that of the generator."""
-        state = super().state_dict()
-        state["generator"] = {"state": self.generator.get_state(), "rank": distributed.rank()}
-        return state
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a state: on the same process bit by bit, on another with draws of its own."""
-        super().load_state_dict(state_dict)
-        saved = state_dict.get("generator")
-        if saved is not None:
-            self.generator.set_state(saved["state"].cpu())
-            if saved["rank"] != distributed.rank():
-                seed = torch.randint(
-                    2**62, (), generator=self.generator, device=self.generator.device
-                )
-                self.generator.manual_seed(int(seed) + distributed.rank())
-        self._forget()
 
     # For subclasses.
 

@@ -160,7 +160,6 @@ class NoisyKFAC(VOGN):
         if refresh_every < 1:
             raise ValueError(f"refresh_every is {refresh_every}: expected at least 1 step")
         self.refresh_every = refresh_every
-        self._layers: dict[int, tuple[Tensor, Tensor | None]] = {}
         super().__init__(
             model,
             lr,
@@ -179,6 +178,10 @@ class NoisyKFAC(VOGN):
             generator=generator,
         )
 
+    def _prepare(self) -> None:
+        super()._prepare()
+        self._layers = self._find_layers()
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Train more of the model's parameters."""
         super().add_param_group(param_group)
@@ -186,7 +189,8 @@ class NoisyKFAC(VOGN):
 
     def _find_layers(self) -> dict[int, tuple[Tensor, Tensor | None]]:
         """Weights and biases of the layers with Kronecker factors, by the weight's id."""
-        place = {id(p): i for i, group in enumerate(self.param_groups) for p in group["params"]}
+        groups = getattr(self, "param_groups", [])  # torch makes them after `_prepare`
+        place = {id(p): i for i, group in enumerate(groups) for p in group["params"]}
         owners: dict[int, int] = {}
         for module in self.model.modules():
             for p in module.parameters(recurse=False):

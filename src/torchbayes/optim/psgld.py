@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from torchbayes.kernels import Loop
-from torchbayes.optim.natural_gradient import check_number
+from torchbayes.optim.base import check_number
 from torchbayes.optim.sampler import Block, Sampler
 from torchbayes.prior import Prior
 

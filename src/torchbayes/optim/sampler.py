@@ -21,11 +21,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from torchbayes import kernels
-from torchbayes.core import distributed
 from torchbayes.core.noise import normals_
-from torchbayes.core.parameters import trainable
-from torchbayes.core.workspace import Workspace
-from torchbayes.optim.natural_gradient import check_number
+from torchbayes.optim.base import ModelOptimizer, check_number
 from torchbayes.prior import GaussianPrior, Prior
 
 __all__ = ["Block", "Sampler"]
@@ -61,7 +58,7 @@ class Block:
     step: int
 
 
-class Sampler(torch.optim.Optimizer):
+class Sampler(ModelOptimizer):
     """The base of SGLD, PSGLD, SGHMC, SGNHT and ATMC: a torch optimiser whose weights are a Markov chain.
 
     Learning-rate schedulers, parameter groups and checkpoints work as with torch's own optimisers, and a
@@ -98,29 +95,11 @@ class Sampler(torch.optim.Optimizer):
         generator: torch.Generator | None,
         settings: dict[str, Any],
     ) -> None:
-        if not isinstance(model, nn.Module):
-            raise TypeError(
-                f"{type(self).__name__} takes the model first, got {type(model).__name__}: pass the module "
-                "itself, not its parameters"
-            )
         check_number("lr", lr, above=True)
         check_number("temperature", temperature, above=True)
-        if isinstance(train_size, bool) or not isinstance(train_size, int) or train_size < 1:
-            raise ValueError(
-                f"train_size is {train_size!r}: expected the number of training examples, at least 1"
-            )
-        self.model = model
         self.prior: Prior = GaussianPrior() if prior is None else prior
-        self._names = {id(p): name for name, p in model.named_parameters()}
-        self._workspace = Workspace()
-        everything = list(trainable(model).values())
         defaults = {"lr": lr, "train_size": train_size, "temperature": temperature}
-        super().__init__(everything if params is None else params, defaults | settings)
-        if generator is None:
-            device = self.param_groups[0]["params"][0].device
-            seed = int(torch.randint(2**62, ())) + distributed.rank()
-            generator = torch.Generator(device).manual_seed(seed)
-        self.generator = generator
+        super().__init__(model, params, defaults | settings, generator=generator)
         norm = next((n for n, m in model.named_modules() if isinstance(m, _BatchNorm)), None)
         if norm is not None:
             _LOG.warning(
@@ -131,22 +110,13 @@ class Sampler(torch.optim.Optimizer):
                 type(self).__name__,
             )
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Sample more of the model's parameters, with settings of their own where the group has them."""
-        super().add_param_group(param_group)
-        for p in self.param_groups[-1]["params"]:
-            if id(p) not in self._names:
-                self.param_groups.pop()
-                raise ValueError(
-                    f"a parameter of shape {tuple(p.shape)} is not one of {type(self.model).__name__}'s: "
-                    "pass parameters of the model that the sampler was made with"
-                )
-            if p.dtype not in (torch.float32, torch.float64):
-                self.param_groups.pop()
-                raise TypeError(
-                    f"parameter {self._names[id(p)]!r} is {p.dtype}, in which small steps are rounded away: "
-                    "sample float32 weights and compute in lower precision with torch.autocast"
-                )
+    def check_parameter(self, name: str, parameter: Tensor) -> None:
+        """Refuse types in which a sampler's steps are rounded away."""
+        if parameter.dtype not in (torch.float32, torch.float64):
+            raise TypeError(
+                f"parameter {name!r} is {parameter.dtype}, in which small steps are rounded away: "
+                "sample float32 weights and compute in lower precision with torch.autocast"
+            )
 
     @abstractmethod
     def update(self, group: dict[str, Any], block: Block) -> None:
@@ -320,23 +290,6 @@ class Sampler(torch.optim.Optimizer):
         if not isinstance(prior, GaussianPrior) or isinstance(prior.precision, dict):
             return None
         return None if isinstance(prior.mean, dict) or prior.mean != 0 else prior.precision
-
-    def state_dict(self) -> dict[str, Any]:
-        """The state as torch has it, and that of the generator."""
-        state = super().state_dict()
-        state["generator"] = {"state": self.generator.get_state(), "rank": distributed.rank()}
-        return state
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on with a chain: on the same process bit by bit, on another with noise of its own."""
-        super().load_state_dict(state_dict)
-        saved = state_dict.get("generator")
-        if saved is not None:
-            self.generator.set_state(saved["state"].cpu())
-            if saved["rank"] != distributed.rank():
-                device = self.generator.device
-                seed = int(torch.randint(2**62, (), generator=self.generator, device=device))
-                self.generator.manual_seed(seed + distributed.rank())
 
 
 def _gradient(p: Tensor) -> Tensor:

@@ -26,8 +26,8 @@ import torch
 from torch import Tensor, nn
 
 from torchbayes.kernels import Loop
+from torchbayes.optim.base import check_number
 from torchbayes.optim.momentum import friction_of, mass_of, speed_limit_of
-from torchbayes.optim.natural_gradient import check_number
 from torchbayes.optim.sampler import Block, Sampler
 from torchbayes.optim.thermostat import (
     drift,

@@ -1,0 +1,138 @@
+"""What every optimiser here is: made from a model, drawing from a generator of its own, saved with both."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchbayes.core import distributed
+from torchbayes.core.parameters import trainable
+from torchbayes.core.workspace import Workspace
+
+__all__ = ["ModelOptimizer", "check_number"]
+
+
+def check_number(
+    name: str, value: float, *, low: float = 0.0, above: bool = False, high: float = math.inf
+) -> None:
+    """Raise a `ValueError` unless low ≤ value ≤ high (low < value if `above`)."""
+    if not (value > low if above else value >= low) or not value <= high or math.isnan(value):
+        least = f"above {low:g}" if above else f"of at least {low:g}"
+        most = "" if math.isinf(high) else f" and at most {high:g}"
+        raise ValueError(f"{name} is {value:g}: expected a number {least}{most}")
+
+
+class ModelOptimizer(torch.optim.Optimizer, ABC):  # without ABC, torch ignores @abstractmethod
+    """The base of the samplers and of the natural-gradient family.
+
+    Learning-rate schedulers, parameter groups and checkpoints work as with torch's own optimisers. A class
+    that lacks one of the abstract methods cannot be instantiated. Copies and pickles take the model along:
+    `copy.deepcopy((model, optimizer))` gives a pair that continues as the original would.
+
+    Args:
+        model: The network.
+        params: Parameters of the model, or groups of them; all trainable ones if None.
+        defaults: The options of the groups; `train_size` is among them.
+        generator: Where the noise comes from; a new one, seeded from torch's, if None. Its state is saved
+            with the optimiser's.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        params: Iterable[Any] | None,
+        defaults: dict[str, Any],
+        *,
+        generator: torch.Generator | None,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise TypeError(
+                f"{type(self).__name__} takes the model first, got {type(model).__name__}: "
+                "pass the module itself, not its parameters"
+            )
+        size = defaults["train_size"]
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise ValueError(
+                f"train_size is {size!r}: expected the number of training examples, at least 1"
+            )
+        self.model = model
+        before = set(vars(self))
+        self._prepare()
+        self._prepared = set(vars(self)) - before
+        everything = list(trainable(model).values())
+        super().__init__(everything if params is None else params, defaults)
+        if generator is None:
+            device = self.param_groups[0]["params"][0].device
+            seed = int(torch.randint(2**62, ())) + distributed.rank()
+            generator = torch.Generator(device).manual_seed(seed)
+        self.generator = generator
+
+    def _prepare(self) -> None:
+        """Set what follows from the model, such as names by `id`, and what only lives for a step.
+
+        Called before there are any groups, and again for a copy. What is set here is not copied.
+        """
+        self._names = {id(p): name for name, p in self.model.named_parameters()}
+        self._workspace = Workspace()
+
+    @abstractmethod
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take one step."""
+
+    def check_parameter(self, name: str, parameter: Tensor) -> None:
+        """Raise an error if a parameter of the model cannot be taken."""
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Take more of the model's parameters, with options of their own where the group has them."""
+        super().add_param_group(param_group)
+        try:
+            for p in self.param_groups[-1]["params"]:
+                if id(p) not in self._names:
+                    raise ValueError(
+                        f"a parameter of shape {tuple(p.shape)} is not one of "
+                        f"{type(self.model).__name__}'s: pass parameters of the model that the optimiser "
+                        "was made with"
+                    )
+                self.check_parameter(self._names[id(p)], p)
+        except BaseException:
+            self.param_groups.pop()
+            raise
+
+    def _parameters(self) -> list[Tensor]:
+        return [p for group in self.param_groups for p in group["params"]]
+
+    # State.
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state as torch has it, and that of the generator."""
+        state = super().state_dict()
+        state["generator"] = {"state": self.generator.get_state(), "rank": distributed.rank()}
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue from a state: on the same process bit by bit, on another with noise of its own."""
+        super().load_state_dict(state_dict)
+        saved = state_dict.get("generator")
+        if saved is not None:
+            self.generator.set_state(saved["state"].cpu())
+            if saved["rank"] != distributed.rank():
+                device = self.generator.device
+                seed = int(torch.randint(2**62, (), generator=self.generator, device=device))
+                self.generator.manual_seed(seed + distributed.rank())
+
+    def __getstate__(self) -> dict[str, Any]:
+        # torch does not copy hooks either, nor the `step` of an instance, which is a scheduler's.
+        return {
+            name: value
+            for name, value in vars(self).items()
+            if name not in {"step", *self._prepared} and not name.startswith("_optimizer_")
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._prepare()

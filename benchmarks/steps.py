@@ -34,8 +34,8 @@ import torchbayes as tb
 from torchbayes.core.noise import normals_
 from torchbayes.experiments.record import provenance
 from torchbayes.models import lenet5, mlp, resnet18, resnet20
-from torchbayes.train.method import Plan
-from torchbayes.train.methods import METHODS, Method, method_options
+from torchbayes.train.method import Method, Plan
+from torchbayes.train.registry import METHODS, method_options
 
 Step = Callable[[], Any]
 CLASSES = 10

@@ -28,7 +28,7 @@ def main(path: Path) -> None:
     for axis, (method, title) in zip(axes, METHODS.items(), strict=True):
         run = tb.fit(
             lambda: mlp(2, num_classes=2, hidden=(50, 50)), (inputs, targets), method, epochs=100,
-            batch_size=64, lr=0.01, prior_precision=0.1, progress=False,
+            batch_size=64, lr=0.01, prior=0.1, progress=False,
         )  # fmt: skip
         prediction = run.predict(grid, samples=50)
         entropy = prediction.entropy.view(120, 120).T

@@ -15,9 +15,9 @@ import torchbayes as tb
 from torchbayes.models import mlp
 
 METHODS = {
-    "Adam": ("map", {"lr": 0.01, "prior_precision": 0.1}),
-    "VOGN": ("vogn", {"lr": 0.005, "prior_precision": 4.0, "damping": 0.0, "mc_samples": 4,
-                      "temperature": 0.1, "temperature_epochs": 0.0, "beta2": 0.02}),
+    "Adam": ("map", {"lr": 0.01, "prior": 0.1}),
+    "VOGN": ("vogn", {"lr": 0.005, "prior": 4.0, "damping": 0.0, "mc_samples": 4,
+                      "temperature": 0.1, "temperature_epochs": 0.0, "betas": (0.9, 0.02)}),
 }  # fmt: skip
 
 

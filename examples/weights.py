@@ -15,7 +15,7 @@ from torchbayes.plots.weights import snr_figure, weight_figure
 
 METHODS = {
     "SGD": ("mle", {"optimizer": "sgd", "lr": 0.05}),
-    "dropout": ("dropout", {"optimizer": "sgd", "lr": 0.05, "p": 0.5, "prior_precision": 0.0}),
+    "dropout": ("dropout", {"optimizer": "sgd", "lr": 0.05, "p": 0.5, "prior": 0.0}),
     "Bayes by Backprop": ("bbb", {"prior": "mixture", "lr": 0.003}),
 }
 

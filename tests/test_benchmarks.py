@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from torchbayes.train.methods import METHODS
+from torchbayes.train.registry import METHODS
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 SCRIPTS = ("timing", "steps", "adapters", "peers", "growth", "reasons", "page")

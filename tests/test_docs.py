@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from torchbayes.train.methods import METHODS
+from torchbayes.train.registry import METHODS
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))

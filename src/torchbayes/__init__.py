@@ -67,7 +67,7 @@ from torchbayes.prior import (
 )
 from torchbayes.train.failures import TrainingError
 from torchbayes.train.fit import Run, fit
-from torchbayes.train.methods import METHODS
+from torchbayes.train.registry import METHODS
 from torchbayes.train.schedule import Schedule
 from torchbayes.train.tracking import Logger, TensorBoard
 from torchbayes.variational import (

@@ -9,7 +9,7 @@ from torch import nn
 
 import torchbayes as tb
 from torchbayes.applications.continual import can_remember
-from torchbayes.train.methods import METHODS
+from torchbayes.train.registry import METHODS
 
 N, SIGMA = 200, 0.5
 TRUE = np.array([1.0, -1.0])
@@ -17,11 +17,11 @@ PRIOR_MEAN = np.array([1.1, -1.3])
 # The data know each weight with a precision of (N/2)/σ² = 400: a prior that hardly counts, and an equal one.
 PRIOR_PRECISION = np.array([4.0, 400.0])
 OPTIONS = {
-    "vogn": {"lr": 0.02, "beta2": 0.02, "damping": 0.0},
-    "ogn": {"lr": 0.02, "beta2": 0.02, "damping": 0.0},
-    "ivon": {"lr": 0.1, "beta2": 0.995, "initial_curvature": 2.0},
-    "kfac": {"lr": 0.02, "beta2": 0.02},
-    "noisy-kfac": {"lr": 0.02, "beta2": 0.02},
+    "vogn": {"lr": 0.02, "betas": (0.9, 0.02), "damping": 0.0},
+    "ogn": {"lr": 0.02, "betas": (0.9, 0.02), "damping": 0.0},
+    "ivon": {"lr": 0.1, "betas": (0.9, 0.995), "initial_curvature": 2.0},
+    "kfac": {"lr": 0.02, "betas": (0.9, 0.02)},
+    "noisy-kfac": {"lr": 0.02, "betas": (0.9, 0.02)},
     "bbb": {"lr": 0.02, "init_std": 0.05},
     "hwa": {"lr": 0.03, "init_std": 0.05, "cycles": 10},
 }

@@ -13,7 +13,7 @@ from torchbayes.applications.tasks import permuted_tasks, split_tasks
 from torchbayes.cli.continual import _show
 from torchbayes.data import load_data
 from torchbayes.models import mlp
-from torchbayes.train.method import check_options, find_method
+from torchbayes.train.registry import check_options, find_method
 
 from ..processes import Ended, torchbayes
 

@@ -15,7 +15,7 @@ import torchbayes as tb
 from torchbayes.checks.conjugate import LinearRegression
 from torchbayes.checks.verify import TARGETS
 from torchbayes.cli import app
-from torchbayes.train.methods import METHODS
+from torchbayes.train.registry import METHODS
 
 SIZE = 400
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -26,9 +26,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     # A thermostat that reacts within 0.1 / 0.05² = 40 updates.
     "sgnht": {"lr": 0.05, "average_step": 0.003, "epochs": 300},
     "atmc": {"lr": 0.05, "average_step": 0.003, "epochs": 300},
-    "noisy-kfac": {"lr": 0.02, "epochs": 150, "damping": 0.0, "beta2": 0.02},
-    "vogn": {"lr": 0.02, "epochs": 150, "damping": 0.0, "beta2": 0.02},
-    "ivon": {"lr": 0.1, "epochs": 250, "beta2": 0.99, "initial_curvature": 1.0},
+    "noisy-kfac": {"lr": 0.02, "epochs": 150, "damping": 0.0, "betas": (0.9, 0.02)},
+    "vogn": {"lr": 0.02, "epochs": 150, "damping": 0.0, "betas": (0.9, 0.02)},
+    "ivon": {"lr": 0.1, "epochs": 250, "betas": (0.9, 0.99), "initial_curvature": 1.0},
     "bbb": {"lr": 0.02, "epochs": 200, "init_std": 0.03},
 }
 NO_TARGET = {"map", "mle", "dropout", "ensemble", "swa", "swag", "hwa", "ogn", "kfac", "hypernet"}
@@ -87,7 +87,7 @@ def test_the_problems_posterior_is_scikit_learns() -> None:
 
 def test_the_command_prints_json_and_says_no_by_its_exit_code() -> None:
     arguments = ["verify", "vogn", "--train-size", "400", "--batch-size", "100", "--lr", "0.02"]
-    arguments += ["--epochs", "60", "--set", "damping=0.0", "--set", "beta2=0.02"]
+    arguments += ["--epochs", "60", "--set", "damping=0.0", "--set", "betas=(0.9, 0.02)"]
     good = CliRunner().invoke(app, [*arguments, "--json"])
     assert good.exit_code == 0, good.output
     assert json.loads(good.stdout)["trusted"]

@@ -18,7 +18,7 @@ from torchbayes.data.transform import Normalise
 from torchbayes.experiments.predictions_file import Predictions
 from torchbayes.experiments.settings import TrainedRun
 from torchbayes.models import MODELS
-from torchbayes.train.methods import METHODS
+from torchbayes.train.registry import METHODS
 
 QUICK = ["--model", "mlp", "--model-set", "hidden=[16]", "--epochs", "1"]
 
@@ -171,7 +171,7 @@ def test_recipe_settings_and_flags(run, tmp_path: Path) -> None:
     assert "clip_norm = 2.0" in config
     assert "epochs = 2" in config
     assert "lr = 0.02" in config
-    assert "prior_precision = 3.0" in config
+    assert "prior = 3.0" in config
 
 
 BAD = {

@@ -10,8 +10,9 @@ import torch
 
 import torchbayes as tb
 from torchbayes.posterior import Samples, Weights
-from torchbayes.train.methods import METHODS, Plan
+from torchbayes.train.method import Plan
 from torchbayes.train.progress import Progress
+from torchbayes.train.registry import METHODS
 
 from .problems import ODD_MODULES, blobs, small_net
 
@@ -166,7 +167,7 @@ def test_describes_itself(method: str) -> None:
     assert "\n" not in cls.summary
     assert cls.paper
     from torchbayes.cli.inspect import _meaning
-    from torchbayes.train.methods import method_options
+    from torchbayes.train.registry import method_options
 
     for option in method_options(cls).values():
         assert _meaning(cls, option.name), f"{method}: option {option.name} is not documented"

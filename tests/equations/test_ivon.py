@@ -44,13 +44,13 @@ def ivon(
 def test_five_steps(k: int, xi: float, tau: float) -> None:
     net = model()
     optimizer = IVON(
-        net, 0.1, train_size=N, prior_precision=2.0, temperature=tau, mc_samples=k,
+        net, 0.1, train_size=N, prior=2.0, temperature=tau, mc_samples=k,
         betas=(0.8, 0.9), initial_curvature=0.5, clip_radius=xi,
         generator=torch.Generator().manual_seed(3),
     )  # fmt: skip
     generator = torch.Generator().manual_seed(3)
     mu, h = ivon(
-        weights_of(net), lambda: noise_from(generator), steps=5, lr=0.1, beta1=0.8, beta2=0.9,
+        weights_of(net), lambda: noise_from(generator), steps=5, lr=0.1, beta1=0.8, betas=(0.9, 0.9),
         lam=N / tau, delta=2.0 * tau / N, h0=0.5, k=k, xi=xi,
     )  # fmt: skip
     for t in range(5):
@@ -73,7 +73,7 @@ def test_a_prior_of_its_own_for_every_weight() -> None:
     )  # fmt: skip
     generator = torch.Generator().manual_seed(3)
     mu, _ = ivon(
-        weights_of(net), lambda: noise_from(generator), steps=4, lr=0.1, beta1=0.8, beta2=0.9,
+        weights_of(net), lambda: noise_from(generator), steps=4, lr=0.1, beta1=0.8, betas=(0.9, 0.9),
         lam=N, delta=np.array([0.5, 4.0, 9.0, 0.0]) / N, h0=1.0,
         prior_mean=np.array([1.0, 2.0, 3.0, 0.5]),
     )  # fmt: skip
@@ -89,12 +89,10 @@ def test_follows_the_authors_package(k: int, monkeypatch: pytest.MonkeyPatch) ->
     nets = model(), model()
     torch.manual_seed(0)
     reference = theirs.IVON(
-        nets[0].parameters(), lr=0.1, ess=N, weight_decay=2.0 / N, beta1=0.8, beta2=0.99,
+        nets[0].parameters(), lr=0.1, ess=N, weight_decay=2.0 / N, beta1=0.8, betas=(0.9, 0.99),
         hess_init=0.5, mc_samples=k,
     )  # fmt: skip
-    ours = IVON(
-        nets[1], 0.1, train_size=N, prior_precision=2.0, betas=(0.8, 0.99), initial_curvature=0.5
-    )
+    ours = IVON(nets[1], 0.1, train_size=N, prior=2.0, betas=(0.8, 0.99), initial_curvature=0.5)
     for batch in BATCHES:
         draws = []
         for _ in range(k):

@@ -15,7 +15,7 @@ from torchbayes.models import lenet5
 from torchbayes.optim.kfac import KFAC
 from torchbayes.optim.noisy_kfac import NoisyKFAC, damped_inverses
 from torchbayes.train.method import Plan
-from torchbayes.train.methods import METHODS
+from torchbayes.train.registry import METHODS
 
 N, M = 50, 10
 RNG = np.random.default_rng(1)
@@ -73,7 +73,7 @@ def test_five_steps(noisy: bool, refresh: int) -> None:
     net = layer()
     start = matrix(net)
     common = {
-        "train_size": N, "prior_precision": 2.0, "damping": 0.01, "betas": (0.8, 0.4),
+        "train_size": N, "prior": 2.0, "damping": 0.01, "betas": (0.8, 0.4),
         "refresh_every": refresh,
     }  # fmt: skip
     if noisy:
@@ -89,7 +89,7 @@ def test_five_steps(noisy: bool, refresh: int) -> None:
         return np.hstack([parts[0].numpy(), parts[1].numpy()[:, None]])
 
     expected = transcription(
-        start, noise if noisy else None, lr=0.1, beta1=0.8, beta2=0.4, delta=2.0, gamma=0.01,
+        start, noise if noisy else None, lr=0.1, beta1=0.8, betas=(0.9, 0.4), delta=2.0, gamma=0.01,
         tau=0.7 if noisy else 1.0, refresh=refresh,
     )  # fmt: skip
     for batch in BATCHES:
@@ -219,7 +219,7 @@ def test_learns_one_batch_by_heart(name: str) -> None:
 def test_default_rate_goes_with_the_damping(size: int) -> None:
     """α = 0.01 √(γ + δ/N) with γ = 150/N: a larger training set has a smaller damping and a smaller rate."""
     plan = Plan(size, 1, 1, torch.Generator(), lambda: nn.Linear(4, 3))
-    given = METHODS["kfac"](nn.Linear(4, 3), Categorical(), plan, prior_precision=2.0)
+    given = METHODS["kfac"](nn.Linear(4, 3), Categorical(), plan, prior=2.0)
     assert given.optimizer.param_groups[0]["lr"] == pytest.approx(0.01 * (152 / size) ** 0.5)
     given = METHODS["kfac"](nn.Linear(4, 3), Categorical(), plan, lr=0.1)
     assert given.optimizer.param_groups[0]["lr"] == 0.1

@@ -12,7 +12,7 @@ from .natural_gradient import BATCHES, N, closure_for, model, per_example, weigh
 
 def test_several_steps() -> None:
     net = model()
-    optimizer = OGN(net, 0.05, train_size=N, prior_precision=1.5, damping=0.01, betas=(0.8, 0.3))
+    optimizer = OGN(net, 0.05, train_size=N, prior=1.5, damping=0.01, betas=(0.8, 0.3))
     mu, m, s = weights_of(net), np.zeros(4), None
     for batch in BATCHES:
         gi = per_example(mu, batch)

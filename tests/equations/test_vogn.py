@@ -57,7 +57,7 @@ def test_five_steps_of_vogn(case: str) -> None:
     start, steps = options.get("warmup", (None, 0))
     net = model()
     optimizer = VOGN(
-        net, lrs[0], train_size=N, prior_precision=1.5, temperature=tau, initial_temperature=start,
+        net, lrs[0], train_size=N, prior=1.5, temperature=tau, initial_temperature=start,
         temperature_steps=steps, mc_samples=options.get("k", 1), damping=0.01, betas=(0.8, 0.3),
         initial_precision=options.get("s0"), augmentation=options.get("rho", 1.0),
         momentum_correction=options.get("correct", False),
@@ -66,7 +66,7 @@ def test_five_steps_of_vogn(case: str) -> None:
     generator = torch.Generator().manual_seed(3)
     taus = [tau if start is None else start + (tau - start) * min(1, t / steps) for t in range(6)]
     mu, s = algorithm_1(
-        weights_of(net), lambda: noise_from(generator), steps=5, lrs=lrs, beta1=0.8, beta2=0.3,
+        weights_of(net), lambda: noise_from(generator), steps=5, lrs=lrs, beta1=0.8, betas=(0.9, 0.3),
         delta=1.5, gamma=0.01, taus=taus, k=options.get("k", 1), rho=options.get("rho", 1.0),
         s0=options.get("s0"), correct=options.get("correct", False),
     )  # fmt: skip
@@ -93,7 +93,7 @@ def test_a_prior_of_its_own_for_every_weight() -> None:
     generator = torch.Generator().manual_seed(3)
     mu, _ = algorithm_1(
         weights_of(net), lambda: noise_from(generator), steps=4, lrs=[0.05] * 4, beta1=0.8,
-        beta2=0.3, delta=np.array([0.5, 4.0, 9.0, 0.0]), gamma=0.01, taus=[1.0] * 4, k=1, rho=1.0,
+        betas=(0.9, 0.3), delta=np.array([0.5, 4.0, 9.0, 0.0]), gamma=0.01, taus=[1.0] * 4, k=1, rho=1.0,
         s0=1.0, prior_mean=np.array([1.0, 2.0, 3.0, 0.5]),
     )  # fmt: skip
     for t in range(4):

@@ -16,7 +16,7 @@ from torchbayes.evidence.headline import FAMILIES, headline_picture
 from torchbayes.evidence.readme import HEADLINE
 from torchbayes.experiments.recipes import claims_file
 from torchbayes.experiments.record import Figure, record_of
-from torchbayes.train.methods import METHODS
+from torchbayes.train.registry import METHODS
 
 ROOT = Path(__file__).parents[2]
 RECORD = ROOT / "results" / f"{HEADLINE}.json"

@@ -10,8 +10,7 @@ from torchbayes.experiments.compare import rows_from
 from torchbayes.experiments.recipes import find_recipe, recipe_folder
 from torchbayes.experiments.settings import Experiment, recipe_settings
 from torchbayes.models import MODELS
-from torchbayes.train.method import check_options, find_method
-from torchbayes.train.methods import METHODS
+from torchbayes.train.registry import METHODS, check_options, find_method
 
 FILES = sorted(recipe_folder().glob("*/*.toml"))
 

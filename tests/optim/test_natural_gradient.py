@@ -367,7 +367,7 @@ def test_a_look_at_a_draw_is_not_a_step(name: str) -> None:
 BAD = [
     ({"train_size": 0}, "train_size is 0"),
     ({"train_size": 2.5}, "train_size is 2.5"),
-    ({"prior_precision": -1.0}, "prior_precision is -1"),
+    ({"prior": -1.0}, "prior_precision is -1"),
     ({"lr": -1.0}, "lr is -1"),
     ({"betas": (1.5, 0.1)}, r"betas\[0\] is 1.5"),
 ]

@@ -57,7 +57,7 @@ def test_predictive_equals_the_closed_form() -> None:
 def test_map_finds_the_posterior_mean() -> None:
     run = tb.fit(
         PROBLEM.model, (PROBLEM.inputs, PROBLEM.targets), "map", epochs=1500, batch_size=200,
-        likelihood=PROBLEM.likelihood, lr=0.05, prior_precision=PROBLEM.prior_precision,
+        likelihood=PROBLEM.likelihood, lr=0.05, prior=PROBLEM.prior_precision,
         schedule="cosine", progress=False,
     )  # fmt: skip
     found = run.posterior.mean()["weight"].double().numpy()[0]

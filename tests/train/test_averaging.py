@@ -13,7 +13,8 @@ from torch import Tensor, nn
 import torchbayes as tb
 from torchbayes.posterior import Weights, snapshot
 from torchbayes.train.averaging import AveragingMethod
-from torchbayes.train.methods import METHODS, Plan
+from torchbayes.train.method import Plan
+from torchbayes.train.registry import METHODS
 
 AVERAGING = [name for name, cls in METHODS.items() if issubclass(cls, AveragingMethod)]
 

@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 import torchbayes as tb
-from torchbayes.train.methods import Plan
-from torchbayes.train.methods.bbb import BbbMethod
+from torchbayes.train.method import Plan
+from torchbayes.train.registry import METHODS
+from torchbayes.train.wrapper import MeanFieldMethod
 from torchbayes.variational import blundell_weight
 
 
@@ -30,17 +31,17 @@ def plan(**changes: int) -> Plan:
     return Plan(generator=torch.Generator().manual_seed(0), new_model=small, **settings)
 
 
-def method(**options: object) -> BbbMethod:
+def method(**options: object) -> MeanFieldMethod:
     torch.manual_seed(0)
-    return BbbMethod(small(), tb.Categorical(), plan(), **options)
+    return METHODS["bbb"](small(), tb.Categorical(), plan(), **options)
 
 
-@pytest.mark.parametrize("estimator", ["shared_draw", "flipout", "local_reparameterisation"])
-@pytest.mark.parametrize("prior", ["gaussian", "mixture"])
-def test_fits(estimator: str, prior: str) -> None:
+@pytest.mark.parametrize("estimator", [tb.shared_draw, tb.flipout, tb.local_reparameterisation])
+@pytest.mark.parametrize("prior", [1.0, tb.ScaleMixturePrior(std2=0.1)])
+def test_fits(estimator: object, prior: object) -> None:
     run = tb.fit(
         small, blobs(), "bbb", epochs=40, batch_size=20, lr=0.01, estimator=estimator, prior=prior,
-        std2=0.1, validation=blobs(), progress=False,
+        validation=blobs(), progress=False,
     )  # fmt: skip
     assert isinstance(run.posterior, tb.Gaussian)
     inputs, targets = blobs()
@@ -65,7 +66,7 @@ def test_loss_is_the_mean_over_draws() -> None:
 
 def test_mixture_kl_is_averaged_over_the_same_draws() -> None:
     inputs, targets = blobs()
-    options = {"prior": "mixture", "kl_schedule": "uniform"}
+    options = {"prior": tb.ScaleMixturePrior(), "kl_schedule": "uniform"}
     three, one = method(mc_samples=3, **options), method(**options)
     loss = three.loss(inputs, targets)
     torch.testing.assert_close(
@@ -107,7 +108,7 @@ def test_a_resumed_run_goes_on_in_the_schedule() -> None:
 
 
 def test_warns_of_a_collapse_to_the_prior() -> None:
-    collapsed = method(prior_precision=100.0, kl_schedule="uniform")
+    collapsed = method(prior=100.0, kl_schedule="uniform")
     with torch.no_grad():
         for mean, rho in zip(
             collapsed.model.parameters(), collapsed.module.rho.parameters(), strict=True
@@ -138,7 +139,7 @@ def test_no_warning_where_all_is_well() -> None:
     [
         ({"estimator": "flip"}, "estimator is 'flip': expected shared_draw or"),
         ({"prior": "laplace"}, "prior is 'laplace': expected gaussian or mixture"),
-        ({"prior_precision": 0.0}, "precision .* is 0: expected a finite number above 0"),
+        ({"prior": 0.0}, "precision .* is 0: expected a finite number above 0"),
         ({"prior": "mixture", "std2": -1.0}, "std2 is -1"),
         ({"prior": "mixture", "pi": 1.5}, "pi is 1.5"),
         ({"mc_samples": 0}, "mc_samples is 0: expected at least 1 draw"),

@@ -42,7 +42,7 @@ def by_hand(model: nn.Module, epochs: int, batch_size: int, decay: float, seed: 
 def test_map_equals_an_ordinary_loop() -> None:
     model = made()
     twin = copy.deepcopy(model)
-    tb.fit(model, blobs(), "map", epochs=3, batch_size=32, prior_precision=2.0, progress=False)
+    tb.fit(model, blobs(), "map", epochs=3, batch_size=32, prior=2.0, progress=False)
     by_hand(twin, 3, 32, decay=2.0 / 240)
     for one, two in zip(model.parameters(), twin.parameters(), strict=True):
         assert torch.equal(one, two)
@@ -53,7 +53,7 @@ def test_map_minimises_the_negative_log_posterior() -> None:
     inputs, targets = blobs()
     model = nn.Linear(4, 3)
     tb.fit(
-        model, (inputs, targets), "map", epochs=1500, batch_size=240, lr=0.05, prior_precision=5.0,
+        model, (inputs, targets), "map", epochs=1500, batch_size=240, lr=0.05, prior=5.0,
         schedule="cosine", progress=False,
     )  # fmt: skip
     model.zero_grad()
@@ -73,7 +73,7 @@ def test_norm_layers_have_no_prior() -> None:
     )
     tb.fit(
         model, (inputs, targets), "map", epochs=1, batch_size=240, optimizer="sgd", lr=0.1,
-        momentum=0.0, prior_precision=120.0, progress=False,
+        momentum=0.0, prior=120.0, progress=False,
     )  # fmt: skip
     for (name, parameter), gradient in zip(model.named_parameters(), gradients, strict=True):
         decay = 0.0 if name.startswith("1.") else 120.0 / 240
@@ -275,7 +275,7 @@ def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
         ({"method": "mapp"}, "did you mean 'map'"),
         ({"learning_rate": 1.0}, "no option 'learning_rate'"),
         ({"lr": -1.0}, "lr is -1"),
-        ({"prior_precision": -1.0}, "prior_precision is -1"),
+        ({"prior": -1.0}, "prior_precision is -1"),
         ({"schedule": "cosin"}, "schedule is 'cosin'"),
     ],
 )

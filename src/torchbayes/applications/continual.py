@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import nn
@@ -26,8 +26,8 @@ from torchbayes.predict.predictive import predictive
 from torchbayes.predict.results import ClassPredictive
 from torchbayes.prior import GaussianPrior
 from torchbayes.train.fit import fit
-from torchbayes.train.method import check_options, find_method, method_options
 from torchbayes.train.progress import Progress
+from torchbayes.train.registry import check_options, find_method, method_options
 
 __all__ = ["SETTINGS", "TaskScores", "can_remember", "learn_tasks", "markdown_table"]
 
@@ -38,15 +38,14 @@ __all__ = ["SETTINGS", "TaskScores", "can_remember", "learn_tasks", "markdown_ta
 SETTINGS: dict[str, dict[str, Any]] = {
     "vogn": {
         "lr": 1e-3,
-        "beta2": 0.01,
-        "prior_precision": 400.0,
+        "betas": (0.9, 0.01),
+        "prior": 400.0,
         "damping": 0.0,
         "temperature": 0.3,
-        "initial_temperature": 0.3,
-        "temperature_epochs": 0.0,
+        "temperature_steps": 0,
     },
-    "ivon": {"lr": 0.1, "prior_precision": 400.0, "initial_curvature": 0.1, "temperature": 0.3},
-    "bbb": {"lr": 1e-3, "prior_precision": 400.0, "init_std": 0.02, "kl_schedule": "uniform"},
+    "ivon": {"lr": 0.1, "prior": 400.0, "initial_curvature": 0.1, "temperature": 0.3},
+    "bbb": {"lr": 1e-3, "prior": 400.0, "init_std": 0.02},
 }
 """Options that suit sequences of tasks, by method: `learn_tasks` does not use them unless they are passed."""
 
@@ -81,16 +80,15 @@ class TaskScores:
 
 
 def can_remember(method: str) -> bool:
-    """Whether a method takes a Gaussian as its prior, and so the posterior of the last task.
+    """Whether a method's posterior can be its next prior: it is a Gaussian, and the method takes one.
 
     Example:
         >>> from torchbayes.applications.continual import can_remember
         >>> can_remember("vogn"), can_remember("map")
         (True, False)
     """
-    option = method_options(find_method(method)).get("prior")
-    kinds = () if option is None else get_args(option.type)
-    return any(isinstance(kind, type) and issubclass(GaussianPrior, kind) for kind in kinds)
+    found = find_method(method)
+    return found.family == "a Gaussian" and "prior" in method_options(found)
 
 
 def learn_tasks(

@@ -26,6 +26,7 @@ from typing import Protocol
 from torch import nn
 
 from torchbayes.average.gaussian import GaussianAverager
+from torchbayes.core.registry import register
 from torchbayes.posterior import Gaussian, Weights
 
 __all__ = ["HWA"]
@@ -37,6 +38,11 @@ class _MeanField(Protocol):
     def posterior(self) -> Gaussian: ...
 
 
+@register(
+    "hwa", family="a Gaussian", posterior="Gaussian", low=0.01,
+    summary="Bayes by Backprop, its means and variances averaged along the end of the training",
+    paper="Karimi & Li 2021, HWA: Hyperparameters Weight Averaging in Bayesian Neural Networks",
+)  # fmt: skip
 class HWA(GaussianAverager):
     """A Gaussian over the weights from snapshots of a `MeanField` in training.
 

@@ -15,11 +15,17 @@ from torch import nn
 
 from torchbayes.average.averager import Averager, look_at
 from torchbayes.core.parameters import trainable
+from torchbayes.core.registry import register
 from torchbayes.posterior import Point, Weights
 
 __all__ = ["SWA"]
 
 
+@register(
+    "swa", family="one network", posterior="Point",
+    summary="one network, the mean of the weights along the end of the training",
+    paper="Izmailov et al. 2018; what the HWA paper starts from",
+)  # fmt: skip
 class SWA(Averager[Point]):
     """The running mean of a network's weights.
 

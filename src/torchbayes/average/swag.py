@@ -20,11 +20,17 @@ from torch import nn
 from torchbayes.average.averager import look_at
 from torchbayes.average.gaussian import GaussianAverager
 from torchbayes.core.parameters import trainable
+from torchbayes.core.registry import register
 from torchbayes.posterior import Weights
 
 __all__ = ["SWAG"]
 
 
+@register(
+    "swag", family="a Gaussian", posterior="LowRankGaussian",
+    summary="a Gaussian with the mean and spread of the weights along the end of the training",
+    paper="Maddox et al. 2019; HWA without a mean field",
+)  # fmt: skip
 class SWAG(GaussianAverager):
     """A Gaussian over the weights from snapshots of plain training.
 

@@ -13,26 +13,12 @@ from torch import Tensor
 from torchbayes.checks.conjugate import LinearRegression
 from torchbayes.data.loader import BatchLoader
 from torchbayes.posterior import Posterior, Samples
+from torchbayes.prior import as_prior
 from torchbayes.train.failures import TrainingError
-from torchbayes.train.method import check_options
-from torchbayes.train.methods import Method, Plan, find_method, method_options
+from torchbayes.train.method import Method, Plan
+from torchbayes.train.registry import METHODS, check_options, find_method, method_options
 
-__all__ = ["TARGETS", "Verification", "verify"]
-
-TARGETS = {
-    "sgld": "posterior",
-    "psgld": "posterior",
-    "sghmc": "posterior",
-    "sgnht": "posterior",
-    "atmc": "posterior",
-    "noisy-kfac": "posterior",
-    "vogn": "mean field",
-    "ivon": "mean field",
-    "bbb": "mean field",
-}
-"""What each method should end up with: the posterior itself, or the nearest Gaussian with independent
-weights. Methods that are not here are made for neither: they give a point (map, mle, ogn, kfac), an average
-(swa, swag, hwa), an ensemble, dropout or a hypernetwork."""
+__all__ = ["Verification", "verify"]
 
 _WEIGHTS, _OUTPUTS = 4, 48
 _DRAWS = 400
@@ -43,7 +29,7 @@ _STD_TOLERANCE, _MEAN_TOLERANCE = 1.18, 0.5
 
 @dataclass(frozen=True)
 class Verification:
-    """What came out.
+    """Result of `verify`.
 
     Attributes:
         method: The method's name.
@@ -81,17 +67,18 @@ def verify(
     about unit size, so that the loss has a curvature of about 1.
 
     Args:
-        method: A name in `torchbayes.checks.verify.TARGETS`.
+        method: The name of a method that is made for the posterior itself, or for the nearest Gaussian with
+            independent weights.
         train_size: The number of training examples that you have (rounded up to an even one).
         batch_size: The examples per update.
         epochs: How often to go through them; by default enough for 4,000 updates.
         told_size: The number of examples that the method is told instead, to see what a wrong one does.
-        seed: Of everything random.
+        seed: The random seed.
         **options: The method's own, as you would give them to `fit`.
 
     Example:
         >>> import torchbayes as tb
-        >>> settings = {"batch_size": 100, "epochs": 100, "lr": 0.02, "beta2": 0.02, "damping": 0.0}
+        >>> settings = {"batch_size": 100, "epochs": 100, "lr": 0.02, "betas": (0.9, 0.02), "damping": 0.0}
         >>> found = tb.verify("vogn", train_size=400, **settings)
         >>> found.trusted, round(found.std_ratio, 1)
         (True, 1.0)
@@ -99,24 +86,26 @@ def verify(
         False
     """
     method_class = find_method(method)
-    if method not in TARGETS:
-        raise ValueError(
-            f"{method!r} has no exact answer to be held against: choose one of {', '.join(TARGETS)}"
-        )
+    if method_class.target is None:
+        able = ", ".join(name for name, other in METHODS.items() if other.target is not None)
+        raise ValueError(f"{method!r} has no exact answer to be held against: choose one of {able}")
     check_options(method_class, options)
     for name, value in (("batch_size", batch_size), ("epochs", epochs), ("told_size", told_size)):
         if value is not None and value < 1:
             raise ValueError(f"{name} is {value}: expected a whole number of at least 1")
     size = train_size + train_size % 2
     # A Kronecker factor ties the outputs together, so those methods get one.
-    problem = LinearRegression.make(size, _WEIGHTS, 1 if "kfac" in method else _OUTPUTS, seed)
+    problem = LinearRegression.make(
+        size, _WEIGHTS, 1 if method_class.posterior_kind == "KroneckerGaussian" else _OUTPUTS, seed
+    )
     given = {
         name: option.default for name, option in method_options(method_class).items()
     } | options
-    if given.get("prior") not in (None, "gaussian"):
-        raise ValueError(f"prior is {given['prior']!r}: the exact answer needs a gaussian one")
+    precision = getattr(as_prior(given["prior"]), "scalar", None)
+    if precision is None:
+        raise ValueError(f"prior is {given['prior']!r}: the exact answer needs N(0, 1/precision)")
     exact = {
-        "prior_precision": float(given["prior_precision"]),
+        "prior_precision": float(precision),
         "temperature": float(given.get("temperature", 1.0)),
     }
     loader = BatchLoader(
@@ -125,7 +114,7 @@ def verify(
     if epochs is None:
         epochs = math.ceil(_UPDATES / len(loader))
     posterior = _train(method_class, problem, loader, epochs, told_size, seed, options)
-    return _judged(method, problem, posterior, exact, seed)
+    return _judged(method_class, problem, posterior, exact, seed)
 
 
 def _train(
@@ -186,10 +175,15 @@ def _inputs_of(loader: BatchLoader, epoch: int) -> Iterator[Any]:
 
 
 def _judged(
-    method: str, problem: LinearRegression, posterior: Posterior, exact: dict[str, float], seed: int
+    method: type[Method],
+    problem: LinearRegression,
+    posterior: Posterior,
+    exact: dict[str, float],
+    seed: int,
 ) -> Verification:
     precision, mean = problem.precision(**exact), problem.mean(**exact)
-    target = TARGETS[method]
+    target = method.target
+    assert target is not None
     variance = precision.inverse().diagonal() if target == "posterior" else 1 / precision.diagonal()
     generator = torch.Generator().manual_seed(seed)
     rows = [draw["weight"].double() for draw in posterior.draws(_DRAWS, generator)]
@@ -205,7 +199,7 @@ def _judged(
     narrow, wide = ratio < 1 / _STD_TOLERANCE, ratio > _STD_TOLERANCE
     lost = not mean_error <= _MEAN_TOLERANCE
     return Verification(
-        method, target, size, mean_error, ratio, not (narrow or wide or lost),
+        method.name, target, size, mean_error, ratio, not (narrow or wide or lost),
         _verdict(mean_error, ratio, lost, narrow, wide, size),
     )  # fmt: skip
 

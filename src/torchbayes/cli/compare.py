@@ -19,7 +19,7 @@ from torchbayes.experiments.compare import Comparison, rows_from
 from torchbayes.experiments.recipes import find_recipe
 from torchbayes.experiments.settings import Experiment
 from torchbayes.report import write_report
-from torchbayes.train.methods import METHODS, find_method
+from torchbayes.train.registry import METHODS, find_method
 
 __all__ = ["compare", "report", "run_plan", "show_results"]
 

@@ -26,8 +26,8 @@ from torchbayes.cli.options import DataDir, Json, method_pairs
 from torchbayes.core.storage import write_text
 from torchbayes.data import load_data
 from torchbayes.models import build_model
-from torchbayes.train.methods import METHODS
 from torchbayes.train.progress import Progress
+from torchbayes.train.registry import METHODS
 from torchbayes.train.run_folder import RunFolder
 
 __all__ = ["continual"]

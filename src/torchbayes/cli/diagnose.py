@@ -18,11 +18,13 @@ from torchbayes.checks.diagnosis import diagnose as diagnosed
 from torchbayes.cli.options import DataDir, Json
 from torchbayes.core.storage import atomic_path, write_text
 from torchbayes.data import make_loader
+from torchbayes.experiments.options import translated
 from torchbayes.experiments.settings import TrainedRun
 from torchbayes.plots.traces import trace_figure
 from torchbayes.posterior import Samples
-from torchbayes.train.chains import SamplerMethod, prior_called
-from torchbayes.train.methods import find_method, method_options
+from torchbayes.prior import as_prior
+from torchbayes.train.chains import SamplerMethod
+from torchbayes.train.registry import find_method, method_options
 
 __all__ = ["diagnose", "diagnosis_of"]
 
@@ -91,12 +93,12 @@ def diagnosis_of(run: Path, inputs: int = 200, data_dir: Path | None = None) -> 
             "atmc"
         )
     settings = {name: option.default for name, option in method_options(method).items()}
-    settings |= trained.experiment.options
+    settings |= translated(trained.experiment.options, steps_per_epoch=1)
     density = log_posterior(
         trained.model,
         samples,
         *_some(trained, trained.data.train, _TRAINING),
-        prior=prior_called(settings["prior"], settings["prior_precision"]),
+        prior=as_prior(settings["prior"]),
         likelihood=trained.likelihood(),
         train_size=int(trained.config["train_size"]),
         temperature=settings["temperature"],

@@ -12,7 +12,13 @@ from rich.table import Table
 from torchbayes.cli.options import DataDir, Json
 from torchbayes.data import DATASETS
 from torchbayes.models import MODELS
-from torchbayes.train.methods import METHODS, find_method, method_options
+from torchbayes.train.registry import (
+    METHODS,
+    Option,
+    find_method,
+    method_options,
+    values_in_use,
+)
 
 __all__ = ["data", "methods", "models"]
 
@@ -31,6 +37,9 @@ def _show(rows: list[dict[str, Any]], as_json: bool) -> None:
 
 def methods(
     name: Annotated[str | None, typer.Argument(help="Show the options of this method.")] = None,
+    train_size: Annotated[
+        int, typer.Option(help="Training examples for which computed defaults are shown.")
+    ] = 50_000,
     as_json: Json = False,
 ) -> None:
     """List the methods, or one method's options with their defaults."""
@@ -41,26 +50,23 @@ def methods(
     method = find_method(name)
     if not as_json:
         typer.echo(f"{name}: {method.summary} ({method.paper})\n")
+    in_use = values_in_use(method, train_size)
     rows = [
-        {"name": o.name, "default": o.default, "meaning": meaning}
+        {"name": o.name, "default": _default(o, in_use), "meaning": o.meaning}
         for o in method_options(method).values()
-        for meaning in [_meaning(method, o.name)]
     ]
     _show(rows, as_json)
+    if not as_json and any(o.name in in_use for o in method_options(method).values()):
+        typer.echo(
+            f"\nComputed defaults are those for {train_size:,} training examples (--train-size)."
+        )
 
 
-def _meaning(method: type, option: str) -> str:
-    """What the class's docstring says of an option."""
-    found: list[str] = []
-    for line in (method.__doc__ or "").splitlines():
-        text = line.strip()
-        if text.startswith(f"{option}:"):
-            found.append(text.partition(":")[2].strip())
-        elif found and line.startswith(" " * 12):
-            found.append(text)
-        elif found:
-            break
-    return " ".join(found)
+def _default(option: Option, in_use: dict[str, Any]) -> str:
+    if option.default is None and option.name in in_use:
+        return f"computed: {in_use[option.name]:.4g}"
+    value = option.default
+    return getattr(value, "__name__", str(value))
 
 
 def models(as_json: Json = False) -> None:

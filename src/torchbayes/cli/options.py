@@ -7,12 +7,13 @@ import difflib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 
+from torchbayes.experiments.options import option_names
 from torchbayes.experiments.settings import Experiment, check_keys, recipe_settings
-from torchbayes.train.methods import find_method, method_options
+from torchbayes.train.registry import find_method, method_options
 
 __all__ = ["DataDir", "Json", "Settings", "method_pairs", "settings_from"]
 
@@ -50,19 +51,22 @@ def _plain(text: str) -> Any:
 
 
 def _typed(method: str, name: str, text: str) -> Any:
-    """The value of a method's option, in the type that the option has."""
-    known = method_options(find_method(method))
-    if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
+    """Return the value of a method's option, in the type that the option has."""
+    known, names = method_options(find_method(method)), option_names(find_method(method))
+    if name not in names:
+        near = difflib.get_close_matches(name, names, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known)}"
         raise ValueError(f"method {method!r} has no option {name!r}: {hint}")
-    kind, value = known[name].type, _plain(text)
-    if kind is str:
+    kind = known[name].type if name in known else float
+    kinds, value = get_args(kind) or (kind,), _plain(text)
+    if str in kinds:
         return text
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+    if float in kinds and type(value) is int:
         return float(value)
-    if kind in (int, float, bool) and type(value) is not kind:
-        raise ValueError(f"option {name} of {method!r} is {text!r}: expected {kind.__name__}")
+    plain = set(kinds) <= {int, float, bool, type(None)}
+    if plain and type(value) not in kinds:
+        wanted = " or ".join(k.__name__ for k in kinds if k is not type(None))
+        raise ValueError(f"option {name} of {method!r} is {text!r}: expected {wanted}")
     return value
 
 
@@ -82,7 +86,7 @@ def method_pairs(pairs: Sequence[str], methods: Mapping[str, str]) -> dict[str, 
                 raise ValueError(f"--set {pair!r} is for {row!r}, which is not among the methods")
             result[row][option] = _typed(methods[row], option, value)
             continue
-        takers = [r for r, m in methods.items() if name in method_options(find_method(m))]
+        takers = [r for r, m in methods.items() if name in option_names(find_method(m))]
         for taker in takers if takers else list(methods)[:1]:
             result[taker][name] = _typed(methods[taker], name, value)
     return result

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from torchbayes.evidence.claims import Claim, judge
 from torchbayes.experiments.record import Record
-from torchbayes.train.methods import METHODS
+from torchbayes.train.registry import METHODS
 
 __all__ = ["HEADLINE", "between", "filled_in"]
 

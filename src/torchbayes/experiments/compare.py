@@ -30,8 +30,8 @@ from torchbayes.data import DataSet, OutOfDistribution, Split, ood_for
 from torchbayes.experiments.calibrate import calibrate
 from torchbayes.experiments.settings import Experiment, TrainedRun
 from torchbayes.train.failures import TrainingError
-from torchbayes.train.methods import METHODS
 from torchbayes.train.progress import Progress
+from torchbayes.train.registry import METHODS
 from torchbayes.train.run_folder import RunFolder
 
 __all__ = ["Comparison", "Job", "Row", "recipe_rows", "rows_from"]

@@ -21,6 +21,7 @@ from torchbayes.core.storage import write_text
 from torchbayes.data import DataSet, OutOfDistribution, load_data, make_loader, noise_for, ood_for
 from torchbayes.data.transform import Normalise
 from torchbayes.experiments.cost import peak_memory, stored_numbers
+from torchbayes.experiments.options import check_spelling, translated
 from torchbayes.experiments.predictions_file import Predictions, RegressionPredictions
 from torchbayes.experiments.robustness import corruption_scores
 from torchbayes.likelihood import Categorical, GaussianNoise, Likelihood
@@ -30,9 +31,8 @@ from torchbayes.predict.predictive import predictive
 from torchbayes.predict.results import ClassPredictive, Predictive, RegressionPredictive
 from torchbayes.predict.running import Growing, GrowingPredictive
 from torchbayes.train.fit import Run, fit
-from torchbayes.train.method import check_options
-from torchbayes.train.methods import find_method
 from torchbayes.train.progress import Progress
+from torchbayes.train.registry import find_method
 from torchbayes.train.run_folder import RunError, RunFolder, read_toml
 from torchbayes.train.schedule import Schedule
 from torchbayes.train.tracking import Logger
@@ -130,7 +130,7 @@ class Experiment:
 
     def check(self) -> Experiment:
         """Raise a `ValueError` for names and numbers that cannot be right; return the same experiment."""
-        check_options(find_method(self.method), self.options)
+        check_spelling(find_method(self.method), self.options)
         for name in ("epochs", "batch_size", "samples", "accumulate"):
             if getattr(self, name) < 1:
                 raise ValueError(
@@ -255,7 +255,7 @@ class Experiment:
                     config=mine | {"clip_norm": self.clip_norm, "amp": self.amp},
                     progress=progress,
                     logger=logger,
-                    **self.options,
+                    **translated(self.options, len(loader)),
                 )
             if distributed.rank() == 0 and peak.bytes is not None:
                 _note_peak(folder, peak.bytes)

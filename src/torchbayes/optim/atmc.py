@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchbayes.core.registry import register
 from torchbayes.kernels import Loop
 from torchbayes.optim.base import check_number
 from torchbayes.optim.momentum import friction_of, mass_of, speed_limit_of
@@ -58,6 +59,11 @@ def atmc_update(
     drift(theta, p, xi, work, h=h, m=m, c=c)  # lines 11 and 12
 
 
+@register(
+    "atmc", family="a chain's samples", posterior="Samples", target="posterior",
+    summary="samples of the weights by momentum with thermostats that adapt the noise",
+    paper="Heek & Kalchbrenner 2019, Bayesian Inference for Large Scale Image Classification",
+)  # fmt: skip
 class ATMC(Sampler):
     """Adaptive thermostat Monte Carlo: samples a posterior with noisy gradients at the price of SGD.
 
@@ -81,10 +87,10 @@ class ATMC(Sampler):
         lr: The time step h. With `average_step` given, it sets how fast the thermostats react; a schedule
             scales the steps.
         train_size: The number of training examples.
-        prior: What is believed of the weights before the data; N(0, 1) of each if None.
+        prior: What is believed of the weights before the data: the precision δ of N(0, 1/δ), or a prior.
         temperature: T divides the log-likelihood and leaves the prior alone, as in VOGN.
         average_step: The typical change h/√m of a weight per update, at the first `lr`;
-            √(0.05 / train_size) if None.
+            √(0.05/`train_size`) if None.
         max_step: The largest change h·c of a weight in an update, at the first `lr`; 10/3 of the average
             if None, `inf` for a Gaussian momentum.
         momentum: The share e^(−Dh) of the momentum that an update keeps at most, at the first `lr`; 0.9 if
@@ -112,10 +118,10 @@ class ATMC(Sampler):
     def __init__(
         self,
         model: nn.Module,
-        lr: float = 1e-3,
+        lr: float = 1e-2,
         *,
         train_size: int,
-        prior: Prior | None = None,
+        prior: Prior | float = 1.0,
         temperature: float = 1.0,
         average_step: float | None = None,
         max_step: float | None = None,

@@ -14,7 +14,7 @@ from torchbayes.core import distributed
 from torchbayes.core.parameters import trainable
 from torchbayes.core.workspace import Workspace
 
-__all__ = ["ModelOptimizer", "check_number"]
+__all__ = ["ModelOptimizer", "check_number", "check_train_size"]
 
 
 def check_number(
@@ -25,6 +25,15 @@ def check_number(
         least = f"above {low:g}" if above else f"of at least {low:g}"
         most = "" if math.isinf(high) else f" and at most {high:g}"
         raise ValueError(f"{name} is {value:g}: expected a number {least}{most}")
+
+
+def check_train_size(size: Any) -> int:
+    """Return the number of training examples, or raise a `ValueError` if it cannot be one."""
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise ValueError(
+            f"train_size is {size!r}: expected the number of training examples, at least 1"
+        )
+    return size
 
 
 class ModelOptimizer(torch.optim.Optimizer, ABC):  # without ABC, torch ignores @abstractmethod
@@ -55,11 +64,7 @@ class ModelOptimizer(torch.optim.Optimizer, ABC):  # without ABC, torch ignores 
                 f"{type(self).__name__} takes the model first, got {type(model).__name__}: "
                 "pass the module itself, not its parameters"
             )
-        size = defaults["train_size"]
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise ValueError(
-                f"train_size is {size!r}: expected the number of training examples, at least 1"
-            )
+        check_train_size(defaults["train_size"])
         self.model = model
         before = set(vars(self))
         self._prepare()

@@ -6,7 +6,7 @@ gradients: the curvature is estimated from the correlation of gradient and noise
 | symbol | argument | update |
 | --- | --- | --- |
 | λ | `train_size` / `temperature` | σ = 1/√(λ(h + δ)), θ = μ + σε |
-| δ | `prior_precision` · `temperature` / `train_size` | |
+| δ | `prior` · `temperature` / `train_size` | |
 | ĝ | | the mean gradient at θ |
 | ĥ | | ĝ·(θ − μ)·λ(h + δ) |
 | β1, β2 | `betas` | m ← β1 m + (1 − β1) ĝ; h ← β2 h + (1 − β2) ĥ + ½(1 − β2)² (h − ĥ)²/(h + δ) |
@@ -29,11 +29,12 @@ from torch import Tensor, nn
 
 from torchbayes import kernels
 from torchbayes.core.noise import normals_
+from torchbayes.core.registry import register
 from torchbayes.optim.base import check_number
-from torchbayes.optim.natural_gradient import WeightOptimizer, resolve_prior
+from torchbayes.optim.natural_gradient import WeightOptimizer, gaussian_prior
 from torchbayes.optim.statistics import Statistics
 from torchbayes.posterior import Gaussian, Weights
-from torchbayes.prior import GaussianPrior
+from torchbayes.prior import Prior
 
 __all__ = ["IVON", "ivon_curvature", "ivon_draw", "ivon_step"]
 
@@ -112,20 +113,24 @@ def _plus(h: Tensors, delta: float | Tensors, u: Tensors) -> None:
         torch.add(curvature, delta if isinstance(delta, float) else delta[i], out=target)
 
 
+@register(
+    "ivon", family="a Gaussian", posterior="Gaussian", target="mean field",
+    summary="a Gaussian over every weight, by natural gradients at the price of Adam",
+    paper="Shen et al. 2024, the successor of VOGN",
+)  # fmt: skip
 class IVON(WeightOptimizer):
     """Improved variational online Newton: a Gaussian over every weight at the price of Adam.
 
     Used as `VOGN` is. The loss is the *mean* over the batch. torch's `weight_decay`, and the δ of the
-    paper, is `prior_precision / train_size`; what the authors call `ess` is `train_size`.
+    paper, is `prior / train_size`; what the authors call `ess` is `train_size`.
 
     Args:
         model: The network. Outside of `sampled()` it has the mean weights.
         lr: The learning rate α, of about SGD's size.
         train_size: The number of training examples.
-        prior_precision: The precision of the prior N(0, 1/prior_precision) of every weight except norm
-            layers'.
-        prior: A Gaussian prior with mean and precision of its own for every weight, in place of
-            `prior_precision`: for continual learning, the last task's posterior.
+        prior: The Gaussian prior of every weight except norm layers': the precision p of N(0, 1/p), or a
+            `GaussianPrior` with mean and precision of its own for every weight; for continual learning, the
+            last task's posterior (`GaussianPrior.from_posterior`).
         temperature: Below 1 the posterior is sharper than Bayes' rule has it.
         mc_samples: The draws per step.
         betas: The decay of the momentum and of the curvature.
@@ -154,15 +159,14 @@ class IVON(WeightOptimizer):
     def __init__(
         self,
         model: nn.Module,
-        lr: float = 0.1,
+        lr: float = 0.3,
         *,
         train_size: int,
-        prior_precision: float = 1.0,
-        prior: GaussianPrior | None = None,
+        prior: Prior | float = 1.0,
         temperature: float = 1.0,
         mc_samples: int = 1,
-        betas: tuple[float, float] = (0.9, 0.99999),
-        initial_curvature: float = 1.0,
+        betas: tuple[float, float] = (0.9, 0.9999),
+        initial_curvature: float = 0.3,
         clip_radius: float = math.inf,
         params: Iterable[Any] | None = None,
         generator: torch.Generator | None = None,
@@ -173,19 +177,18 @@ class IVON(WeightOptimizer):
         check_number("betas[1]", betas[1], high=1.0)
         check_number("initial_curvature", initial_curvature, above=True)
         check_number("clip_radius", clip_radius, above=True)
-        prior_precision, own_prior = resolve_prior(prior_precision, prior)
         defaults = {
             "lr": lr,
             "train_size": train_size,
-            "prior_precision": prior_precision,
             "temperature": temperature,
             "betas": betas,
             "initial_curvature": initial_curvature,
             "clip_radius": clip_radius,
         }
         super().__init__(
-            model, params, defaults, mc_samples=mc_samples, generator=generator, prior=own_prior
-        )
+            model, params, defaults, mc_samples=mc_samples, generator=generator,
+            prior=gaussian_prior(prior),
+        )  # fmt: skip
 
     @staticmethod
     def _lam(group: dict[str, Any]) -> float:
@@ -193,7 +196,7 @@ class IVON(WeightOptimizer):
 
     def _delta(self, group: dict[str, Any], fixed: bool) -> float:
         """δ, where it is the same for all weights."""
-        return 0.0 if fixed else float(group["prior_precision"] / self._lam(group))
+        return 0.0 if fixed else float(group["prior"] / self._lam(group))
 
     def _own_prior(
         self, group: dict[str, Any], params: Sequence[Tensor], fixed: bool

@@ -13,23 +13,32 @@ from typing import Any
 import torch
 from torch import nn
 
+from torchbayes.core.registry import register
 from torchbayes.optim.noisy_kfac import NoisyKFAC
 from torchbayes.posterior import Point
-from torchbayes.prior import GaussianPrior
+from torchbayes.prior import Prior
 
 __all__ = ["KFAC"]
 
 
+@register(
+    "kfac", family="one network", posterior="Point",
+    summary="one network, trained by natural gradients with a Kronecker product per layer",
+    paper="Martens & Grosse 2015; the baseline of the VOGN paper",
+)  # fmt: skip
 class KFAC(NoisyKFAC):
     """K-FAC: natural-gradient descent with a Kronecker product per layer. The result is one network.
 
+    It has `NoisyKFAC`'s arguments, less those of the noise.
+
     Args:
         model: The network.
-        lr: The learning rate α.
+        lr: The learning rate α; 0.01·√(γ + δ/`train_size`) if None, as for `VOGN`: a fixed rate that suits a
+            small training set takes a network on a larger one, with its smaller damping, far into
+            overfitting.
         train_size: The number of training examples N.
-        prior_precision: The precision δ of the prior N(0, 1/δ) of every weight except norm layers'.
-        prior: A Gaussian prior of its own for every weight, in place of `prior_precision`.
-        damping: γ, added to the curvature.
+        prior: The Gaussian prior, as of `VOGN`.
+        damping: γ, added to the curvature; 150/`train_size` if None.
         betas: The momentum's decay β1 and the weight β2 of the *new* factors.
         refresh_every: The most steps between inversions of a layer's factors; where its curvature has
             doubled they are inverted at once.
@@ -50,32 +59,16 @@ class KFAC(NoisyKFAC):
     random = False
 
     def __init__(
-        self,
-        model: nn.Module,
-        lr: float = 1e-3,
-        *,
-        train_size: int,
-        prior_precision: float = 1.0,
-        prior: GaussianPrior | None = None,
-        damping: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.1),
-        refresh_every: int = 1,
-        momentum_correction: bool = False,
-        params: Iterable[Any] | None = None,
-    ) -> None:
+        self, model: nn.Module, lr: float | None = None, *, train_size: int,
+        prior: Prior | float = 1.0, damping: float | None = None,
+        betas: tuple[float, float] = (0.9, 0.1), refresh_every: int = 10,
+        momentum_correction: bool = False, params: Iterable[Any] | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(
-            model,
-            lr,
-            train_size=train_size,
-            prior_precision=prior_precision,
-            prior=prior,
-            damping=damping,
-            betas=betas,
-            refresh_every=refresh_every,
-            momentum_correction=momentum_correction,
-            params=params,
-            generator=torch.Generator(),
-        )
+            model, lr, train_size=train_size, prior=prior, temperature_steps=0, damping=damping,
+            betas=betas, refresh_every=refresh_every, momentum_correction=momentum_correction,
+            params=params, generator=torch.Generator(),
+        )  # fmt: skip
 
     def posterior(self) -> Point:
         """The weights, with all mass on them."""

@@ -22,33 +22,31 @@ from torchbayes.core.parameters import norm_parameters
 from torchbayes.curvature import Capture, check_mean_loss
 from torchbayes.curvature.gradient_marks import has_new_gradient, mark_gradients
 from torchbayes.curvature.products import Scratch
-from torchbayes.optim.base import ModelOptimizer, check_number
+from torchbayes.optim.base import ModelOptimizer
 from torchbayes.optim.statistics import Bank, Statistics
 from torchbayes.posterior import Posterior, snapshot
-from torchbayes.prior import GaussianPrior
+from torchbayes.prior import GaussianPrior, Prior, as_prior
 
-__all__ = ["WeightOptimizer", "resolve_prior"]
+__all__ = ["WeightOptimizer", "gaussian_prior"]
 
 
 _LARGE = 2**18
 """Entries from which a tensor is updated part by part, so that a part stays in a cache."""
 
 
-def resolve_prior(
-    prior_precision: float, prior: GaussianPrior | None
-) -> tuple[float, GaussianPrior | None]:
-    """One precision for all weights if the prior is that simple, else the prior of single weights."""
-    check_number("prior_precision", prior_precision)
-    if prior is None:
-        return prior_precision, None
-    if not isinstance(prior, GaussianPrior):
+def gaussian_prior(prior: Prior | float) -> GaussianPrior:
+    """Return the Gaussian prior that a `prior` argument stands for.
+
+    Raises:
+        TypeError: If it is no Gaussian.
+    """
+    resolved = as_prior(prior)
+    if not isinstance(resolved, GaussianPrior):
         raise TypeError(
-            f"prior is a {type(prior).__name__}: natural-gradient methods need a Gaussian prior, so give "
-            "a GaussianPrior or prior_precision"
+            f"prior is a {type(resolved).__name__}: natural-gradient methods need a Gaussian prior, so give "
+            "a GaussianPrior or a precision"
         )
-    if not isinstance(prior.precision, dict) and prior.mean == 0.0:
-        return float(prior.precision), None
-    return prior_precision, prior
+    return resolved
 
 
 class WeightOptimizer(ModelOptimizer):
@@ -62,12 +60,14 @@ class WeightOptimizer(ModelOptimizer):
         defaults: The options of the groups; `train_size` is among them.
         mc_samples: The draws per call of `step(closure)`.
         generator: Where the noise comes from; a new one, seeded from torch's, if None.
-        prior: The prior of single weights, if it is not the same for all.
+        prior: The Gaussian prior. The precision of one that is the same for all weights is an option of the
+            groups, `prior`.
     """
 
     # GradScaler then hands over its scale instead of unscaling `.grad`: squares need it squared.
     _step_supports_amp_scaling = True
     random = True
+    reduces_statistics = True  # over processes: squares and products with noise, not only gradients
 
     def __init__(
         self,
@@ -77,12 +77,13 @@ class WeightOptimizer(ModelOptimizer):
         *,
         mc_samples: int,
         generator: torch.Generator | None,
-        prior: GaussianPrior | None = None,
+        prior: GaussianPrior,
     ) -> None:
         if mc_samples < 1:
             raise ValueError(f"mc_samples is {mc_samples}: expected at least 1 draw per step")
-        self.mc_samples, self.prior = mc_samples, prior
-        super().__init__(model, params, defaults, generator=generator)
+        self.mc_samples = mc_samples
+        self.prior = prior if prior.scalar is None else None
+        super().__init__(model, params, defaults | {"prior": prior.scalar}, generator=generator)
 
     def _prepare(self) -> None:
         super()._prepare()
@@ -98,6 +99,7 @@ class WeightOptimizer(ModelOptimizer):
         self._scaler_seen: float | None = None
         self._local_examples = 0
         self._largest_call = 0
+        self._batch_size = 1.0
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Train more of the model's parameters, with options of their own where the group has them."""
@@ -247,6 +249,9 @@ class WeightOptimizer(ModelOptimizer):
                 "inside the block, so that squared gradients are unscaled too"
             )
         statistics = self._gathered()
+        examples = self._local_examples if self._bank.empty else self._bank.examples
+        # Several draws of a closure see the same examples.
+        self._batch_size = max(1.0, examples / (1 if closure is None else self.mc_samples))
         self._check_train_size()
         if scale is not None:
             statistics.unscale(float(scale))

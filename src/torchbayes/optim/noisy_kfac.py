@@ -7,7 +7,7 @@ Practical Deep Learning with Bayesian Principles, NeurIPS 2019 (its Table's Nois
 | --- | --- | --- |
 | A, G | | second moments of a layer's inputs and of its outputs' gradients (`curvature.factors`) |
 | β2 | `betas[1]`, the weight of the *new* value | A ← (1 − β2) A + β2 Â, the same for G |
-| δ̃ = τδ/N, γ | `prior_precision`, `damping` | A + π√(δ̃ + γ), G + √(δ̃ + γ)/π |
+| δ̃ = τδ/N, γ | `prior`, `damping` | A + π√(δ̃ + γ), G + √(δ̃ + γ)/π |
 | π | | √((tr A / dim A) / (tr G / dim G)) |
 | L_A, L_G | | lower Cholesky factors of the inverses of the damped A and G |
 | τ, N | `temperature`, `train_size` (times `augmentation`) | W = M + √(τ/N) L_G E L_Aᵀ |
@@ -32,12 +32,13 @@ import torch
 from torch import Tensor, nn
 
 from torchbayes.core.noise import normals_
+from torchbayes.core.registry import register
 from torchbayes.curvature import Capture
 from torchbayes.optim.statistics import Statistics
 from torchbayes.optim.vogn import VOGN
 from torchbayes.posterior import Posterior, Weights
 from torchbayes.posterior.kronecker import KroneckerGaussian, as_matrix, set_matrix
-from torchbayes.prior import GaussianPrior
+from torchbayes.prior import Prior
 
 __all__ = ["NoisyKFAC", "damped_inverses", "kfac_update"]
 
@@ -99,6 +100,11 @@ def kfac_update(
     m.sub_(g_inverse @ v @ a_inverse, alpha=alpha)
 
 
+@register(
+    "noisy-kfac", family="a Gaussian", posterior="KroneckerGaussian", target="posterior",
+    summary="a Gaussian over each layer's weight matrix, by natural gradients",
+    paper="Zhang et al. 2018; the baseline of the VOGN paper",
+)  # fmt: skip
 class NoisyKFAC(VOGN):
     """Noisy K-FAC: a matrix Gaussian over every layer's weights.
 
@@ -108,14 +114,14 @@ class NoisyKFAC(VOGN):
         model: The network. Outside of `sampled()` it has the mean weights.
         lr: The learning rate α.
         train_size: The number of training examples N.
-        prior_precision: The precision δ of the prior N(0, 1/δ) of every weight except norm layers'.
-        prior: A Gaussian prior with mean and precision of its own for every weight, in place of
-            `prior_precision`. Its mean precision in a layer damps that layer's factors.
+        prior: The Gaussian prior, as of `VOGN`. With a precision for every weight, its mean in a layer damps
+            that layer's factors.
         temperature: τ; below 1 the posterior is sharper than Bayes' rule has it.
-        initial_temperature: τ of the first step, if it is to change linearly.
-        temperature_steps: The steps until τ is `temperature`.
+        initial_temperature: τ of the first step; a tenth of `temperature` if None.
+        temperature_steps: The steps in which τ changes linearly to `temperature`: one epoch if None, by the
+            examples of the first step; 0 for none.
         mc_samples: The draws per step.
-        damping: γ, added to the curvature.
+        damping: γ, added to the curvature; 150/(ρ·`train_size`) if None.
         betas: The momentum's decay β1 and the weight β2 of the *new* factors.
         refresh_every: The most steps between inversions of a layer's factors; where its curvature has
             doubled they are inverted at once.
@@ -138,45 +144,23 @@ class NoisyKFAC(VOGN):
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        lr: float = 1e-3,
-        *,
-        train_size: int,
-        prior_precision: float = 1.0,
-        prior: GaussianPrior | None = None,
-        temperature: float = 1.0,
-        initial_temperature: float | None = None,
-        temperature_steps: int = 0,
-        mc_samples: int = 1,
-        damping: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.1),
-        refresh_every: int = 1,
-        augmentation: float = 1.0,
-        momentum_correction: bool = False,
-        params: Iterable[Any] | None = None,
+        self, model: nn.Module, lr: float | None = 3e-3, *, train_size: int,
+        prior: Prior | float = 1.0, temperature: float = 1.0,
+        initial_temperature: float | None = None, temperature_steps: int | None = None,
+        mc_samples: int = 1, damping: float | None = None,
+        betas: tuple[float, float] = (0.9, 0.1), refresh_every: int = 10, augmentation: float = 1.0,
+        momentum_correction: bool = False, params: Iterable[Any] | None = None,
         generator: torch.Generator | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         if refresh_every < 1:
             raise ValueError(f"refresh_every is {refresh_every}: expected at least 1 step")
         self.refresh_every = refresh_every
         super().__init__(
-            model,
-            lr,
-            train_size=train_size,
-            prior_precision=prior_precision,
-            prior=prior,
-            temperature=temperature,
-            initial_temperature=initial_temperature,
-            temperature_steps=temperature_steps,
-            mc_samples=mc_samples,
-            damping=damping,
-            betas=betas,
-            augmentation=augmentation,
-            momentum_correction=momentum_correction,
-            params=params,
-            generator=generator,
-        )
+            model, lr, train_size=train_size, prior=prior, temperature=temperature,
+            initial_temperature=initial_temperature, temperature_steps=temperature_steps,
+            mc_samples=mc_samples, damping=damping, betas=betas, augmentation=augmentation,
+            momentum_correction=momentum_correction, params=params, generator=generator,
+        )  # fmt: skip
 
     def _prepare(self) -> None:
         super()._prepare()

@@ -12,23 +12,30 @@ from typing import Any
 import torch
 from torch import nn
 
+from torchbayes.core.registry import register
 from torchbayes.optim.vogn import VOGN
 from torchbayes.posterior import Point
-from torchbayes.prior import GaussianPrior
+from torchbayes.prior import Prior
 
 __all__ = ["OGN"]
 
 
+@register(
+    "ogn", family="one network", posterior="Point",
+    summary="one network, trained by natural gradients from per-example squares",
+    paper="Osawa et al. 2019",
+)  # fmt: skip
 class OGN(VOGN):
     """Online Gauss-Newton: VOGN's update at the mean weights. The result is one network.
+
+    It has `VOGN`'s arguments, less those of the noise.
 
     Args:
         model: The network.
         lr: The learning rate α.
         train_size: The number of training examples N.
-        prior_precision: The precision δ of the prior N(0, 1/δ) of every weight except norm layers'.
-        prior: A Gaussian prior of its own for every weight, in place of `prior_precision`.
-        damping: γ, added to the curvature.
+        prior: The Gaussian prior, as of `VOGN`.
+        damping: γ, added to the curvature; 150/(ρ·`train_size`) if None.
         betas: The momentum's decay β1 and the weight β2 of the *new* curvature.
         augmentation: ρ: how many times more data an augmented training set is worth.
         momentum_correction: Where a scheduler lowers the rate, multiply the momentum by the same factor.
@@ -48,33 +55,17 @@ class OGN(VOGN):
     random = False
 
     def __init__(
-        self,
-        model: nn.Module,
-        lr: float = 1e-3,
-        *,
-        train_size: int,
-        prior_precision: float = 1.0,
-        prior: GaussianPrior | None = None,
-        damping: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.1),
-        augmentation: float = 1.0,
-        momentum_correction: bool = False,
+        self, model: nn.Module, lr: float = 3e-3, *, train_size: int, prior: Prior | float = 1.0,
+        damping: float | None = None, betas: tuple[float, float] = (0.9, 0.1),
+        augmentation: float = 1.0, momentum_correction: bool = False,
         params: Iterable[Any] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(
-            model,
-            lr,
-            train_size=train_size,
-            prior_precision=prior_precision,
-            prior=prior,
-            damping=damping,
-            betas=betas,
-            augmentation=augmentation,
-            momentum_correction=momentum_correction,
-            params=params,
+            model, lr, train_size=train_size, prior=prior, temperature_steps=0, damping=damping,
+            betas=betas, augmentation=augmentation, momentum_correction=momentum_correction,
             # It is never drawn from, and a new one would take a number from torch's generator.
-            generator=torch.Generator(),
-        )
+            params=params, generator=torch.Generator(),
+        )  # fmt: skip
 
     def posterior(self) -> Point:
         """The weights, with all mass on them."""

@@ -24,8 +24,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchbayes.core.registry import register
 from torchbayes.kernels import Loop
-from torchbayes.optim.base import check_number
+from torchbayes.optim.base import check_number, check_train_size
 from torchbayes.optim.sampler import Block, Sampler
 from torchbayes.prior import Prior
 
@@ -48,6 +49,11 @@ def psgld_update(
     theta.addcmul_(g.sqrt_(), eta, value=math.sqrt(epsilon))
 
 
+@register(
+    "psgld", family="a chain's samples", posterior="Samples", target="posterior",
+    summary="samples of the weights by RMSprop with noise",
+    paper="Li et al. 2016",
+)  # fmt: skip
 class PSGLD(Sampler):
     """Preconditioned SGLD: every weight has a step of its own, as in RMSprop.
 
@@ -55,9 +61,9 @@ class PSGLD(Sampler):
 
     Args:
         model: The network. A warning is logged (logger `torchbayes`) if it has batch norm.
-        lr: The step size ε; 0.006 / train_size if None.
+        lr: The step size ε; 0.006/`train_size` if None.
         train_size: The number of training examples N.
-        prior: What is believed of the weights before the data; N(0, 1) of each if None.
+        prior: What is believed of the weights before the data: the precision δ of N(0, 1/δ), or a prior.
         temperature: T divides the log-likelihood and leaves the prior alone, as in VOGN.
         decay: The share α of the old value in the average V of squared gradients.
         damping: λ, added to √V: the largest preconditioner is 1/λ.
@@ -83,7 +89,7 @@ class PSGLD(Sampler):
         lr: float | None = None,
         *,
         train_size: int,
-        prior: Prior | None = None,
+        prior: Prior | float = 1.0,
         temperature: float = 1.0,
         decay: float = 0.99,
         damping: float = 1e-5,
@@ -97,7 +103,7 @@ class PSGLD(Sampler):
             )
         super().__init__(
             model,
-            0.006 / max(train_size, 1) if lr is None else lr,
+            0.006 / check_train_size(train_size) if lr is None else lr,
             train_size=train_size,
             prior=prior,
             temperature=temperature,

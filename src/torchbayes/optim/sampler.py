@@ -23,7 +23,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torchbayes import kernels
 from torchbayes.core.noise import normals_
 from torchbayes.optim.base import ModelOptimizer, check_number
-from torchbayes.prior import GaussianPrior, Prior
+from torchbayes.prior import GaussianPrior, Prior, as_prior
 
 __all__ = ["Block", "Sampler"]
 
@@ -69,7 +69,7 @@ class Sampler(ModelOptimizer):
         model: The network. A warning is logged (logger `torchbayes`) if it has batch norm.
         lr: The step size.
         train_size: The number of training examples.
-        prior: What is believed of the weights before the data; N(0, 1) of each if None.
+        prior: What is believed of the weights before the data: the precision δ of N(0, 1/δ), or a prior.
         temperature: T divides the log-likelihood and leaves the prior alone, as in VOGN.
         params: Parameters of the model, or groups of them; all trainable ones if None.
         generator: Where the noise comes from; a new one, seeded from torch's, if None. Its state is saved
@@ -89,7 +89,7 @@ class Sampler(ModelOptimizer):
         lr: float,
         *,
         train_size: int,
-        prior: Prior | None,
+        prior: Prior | float,
         temperature: float,
         params: Iterable[Any] | None,
         generator: torch.Generator | None,
@@ -97,7 +97,7 @@ class Sampler(ModelOptimizer):
     ) -> None:
         check_number("lr", lr, above=True)
         check_number("temperature", temperature, above=True)
-        self.prior: Prior = GaussianPrior() if prior is None else prior
+        self.prior = as_prior(prior)
         defaults = {"lr": lr, "train_size": train_size, "temperature": temperature}
         super().__init__(model, params, defaults | settings, generator=generator)
         norm = next((n for n, m in model.named_modules() if isinstance(m, _BatchNorm)), None)
@@ -127,6 +127,11 @@ class Sampler(ModelOptimizer):
         self, group: dict[str, Any], n: float, delta: float, step: int
     ) -> tuple[kernels.Loop, tuple[float, ...]] | None:
         """The same update as a compiled loop with its numbers, None if there is none."""
+
+    @property
+    def shares_state(self) -> bool:
+        """Whether weights share a state, so that chains with stacked weights would share it too."""
+        return False
 
     def check(self, group: dict[str, Any]) -> None:
         """Raise a `ValueError` if a group's settings do not go with its present learning rate."""
@@ -286,10 +291,7 @@ class Sampler(ModelOptimizer):
 
     def _precision(self) -> float | None:
         """δ if the prior is N(0, 1/δ) for all weights."""
-        prior = self.prior
-        if not isinstance(prior, GaussianPrior) or isinstance(prior.precision, dict):
-            return None
-        return None if isinstance(prior.mean, dict) or prior.mean != 0 else prior.precision
+        return self.prior.scalar if isinstance(self.prior, GaussianPrior) else None
 
 
 def _gradient(p: Tensor) -> Tensor:

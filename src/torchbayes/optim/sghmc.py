@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchbayes.core.registry import register
 from torchbayes.kernels import Loop
 from torchbayes.optim.base import check_number
 from torchbayes.optim.momentum import friction_of, mass_of
@@ -47,6 +48,11 @@ def sghmc_update(
     theta.add_(p, alpha=h / m)  # Eq. (13)
 
 
+@register(
+    "sghmc", family="a chain's samples", posterior="Samples", target="posterior",
+    summary="samples of the weights by gradient descent with momentum and noise",
+    paper="Chen et al. 2014",
+)  # fmt: skip
 class SGHMC(Sampler):
     """Stochastic gradient Hamiltonian Monte Carlo: SGD with momentum and noise.
 
@@ -57,10 +63,10 @@ class SGHMC(Sampler):
         model: The network. A warning is logged (logger `torchbayes`) if it has batch norm.
         lr: The time step h. With `average_step` given, only a schedule makes it matter.
         train_size: The number of training examples.
-        prior: What is believed of the weights before the data; N(0, 1) of each if None.
+        prior: What is believed of the weights before the data: the precision δ of N(0, 1/δ), or a prior.
         temperature: T divides the log-likelihood and leaves the prior alone, as in VOGN.
         average_step: The typical change h/√m of a weight per update, at the first `lr`;
-            √(0.05 / train_size) if None.
+            √(0.05/`train_size`) if None.
         momentum: The share 1 − hD of the momentum that an update keeps, at the first `lr`; 0.9 if None.
         mass: m, in place of `average_step`.
         friction: D, in place of `momentum`.
@@ -84,10 +90,10 @@ class SGHMC(Sampler):
     def __init__(
         self,
         model: nn.Module,
-        lr: float = 1e-3,
+        lr: float = 1e-2,
         *,
         train_size: int,
-        prior: Prior | None = None,
+        prior: Prior | float = 1.0,
         temperature: float = 1.0,
         average_step: float | None = None,
         momentum: float | None = None,

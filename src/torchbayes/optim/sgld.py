@@ -20,7 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchbayes.core.registry import register
 from torchbayes.kernels import Loop
+from torchbayes.optim.base import check_train_size
 from torchbayes.optim.sampler import Block, Sampler
 from torchbayes.prior import Prior
 
@@ -35,6 +37,11 @@ def sgld_update(
     theta.add_(eta, alpha=math.sqrt(epsilon))  # Eq. (4)
 
 
+@register(
+    "sgld", family="a chain's samples", posterior="Samples", target="posterior",
+    summary="samples of the weights by gradient descent with noise",
+    paper="Welling & Teh 2011",
+)  # fmt: skip
 class SGLD(Sampler):
     """Stochastic gradient Langevin dynamics: gradient descent with just so much noise that it samples.
 
@@ -44,9 +51,9 @@ class SGLD(Sampler):
 
     Args:
         model: The network. A warning is logged (logger `torchbayes`) if it has batch norm.
-        lr: The step size ε; 0.2 / train_size if None.
+        lr: The step size ε; 0.2/`train_size` if None.
         train_size: The number of training examples N.
-        prior: What is believed of the weights before the data; N(0, 1) of each if None.
+        prior: What is believed of the weights before the data: the precision δ of N(0, 1/δ), or a prior.
         temperature: T divides the log-likelihood and leaves the prior alone, as in VOGN.
         params: Parameters of the model, or groups of them; all trainable ones if None.
         generator: Where the noise comes from. Its state is saved with the sampler's.
@@ -73,14 +80,14 @@ class SGLD(Sampler):
         lr: float | None = None,
         *,
         train_size: int,
-        prior: Prior | None = None,
+        prior: Prior | float = 1.0,
         temperature: float = 1.0,
         params: Iterable[Any] | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__(
             model,
-            0.2 / max(train_size, 1) if lr is None else lr,
+            0.2 / check_train_size(train_size) if lr is None else lr,
             train_size=train_size,
             prior=prior,
             temperature=temperature,

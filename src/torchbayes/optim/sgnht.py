@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchbayes.core.registry import register
 from torchbayes.kernels import Loop
 from torchbayes.optim.base import check_number
 from torchbayes.optim.momentum import friction_of, mass_of, speed_limit_of
@@ -53,6 +54,11 @@ def sgnht_update(
     drift(theta, p, xi, work, h=h, m=m, c=c)  # Eq. (9)
 
 
+@register(
+    "sgnht", family="a chain's samples", posterior="Samples", target="posterior",
+    summary="samples of the weights by momentum with thermostats that take out the gradient's noise",
+    paper="Ding et al. 2014; the baseline of the ATMC paper",
+)  # fmt: skip
 class SGNHT(Sampler):
     """Stochastic gradient Nosé-Hoover thermostats: momentum whose friction finds the gradient's noise.
 
@@ -64,10 +70,10 @@ class SGNHT(Sampler):
         model: The network. A warning is logged (logger `torchbayes`) if it has batch norm.
         lr: The time step h. With `average_step` given, it sets how fast the thermostats react.
         train_size: The number of training examples.
-        prior: What is believed of the weights before the data; N(0, 1) of each if None.
+        prior: What is believed of the weights before the data: the precision δ of N(0, 1/δ), or a prior.
         temperature: T divides the log-likelihood and leaves the prior alone, as in VOGN.
         average_step: The typical change h/√m of a weight per update, at the first `lr`;
-            √(0.05 / train_size) if None.
+            √(0.05/`train_size`) if None.
         max_step: The largest change h·c of a weight in an update, at the first `lr`; no limit if None.
         momentum: The share e^(−Dh) of the momentum that an update keeps while ξ = 0, at the first `lr`;
             0.9 if None.
@@ -94,10 +100,10 @@ class SGNHT(Sampler):
     def __init__(
         self,
         model: nn.Module,
-        lr: float = 1e-3,
+        lr: float = 1e-2,
         *,
         train_size: int,
-        prior: Prior | None = None,
+        prior: Prior | float = 1.0,
         temperature: float = 1.0,
         average_step: float | None = None,
         max_step: float | None = None,
@@ -152,6 +158,11 @@ class SGNHT(Sampler):
         )  # fmt: skip
         drift(block.theta, p, None, block.work, h=h, m=m, c=c)
         self._squares += float(torch.dot(p, p))
+
+    @property
+    def shares_state(self) -> bool:
+        """Whether there is one thermostat for all weights."""
+        return "thermostat" not in self.buffers
 
     def end_group(self, group: dict[str, Any], count: int) -> None:
         """Move the one thermostat of a group, if it is one: ξ ← ξ + h (pᵀp/(nm) − 1)."""

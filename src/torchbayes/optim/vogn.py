@@ -6,7 +6,7 @@ K. Osawa et al., Practical Deep Learning with Bayesian Principles, NeurIPS 2019,
 | --- | --- | --- |
 | α | `lr` | line 19 |
 | β1, β2 | `betas`; β2 is the weight of the *new* value | lines 17, 18 |
-| δ | `prior_precision`; δ̃ = τδ/N | line 2 |
+| δ | `prior`; δ̃ = τδ/N | line 2 |
 | γ | `damping` | lines 9, 19 |
 | τ | `temperature` | lines 2, 9 |
 | K | `mc_samples` | line 7 |
@@ -24,6 +24,7 @@ there.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -32,11 +33,12 @@ from torch import Tensor, nn
 
 from torchbayes import kernels
 from torchbayes.core.noise import normals_
-from torchbayes.optim.base import check_number
-from torchbayes.optim.natural_gradient import WeightOptimizer, resolve_prior
+from torchbayes.core.registry import register
+from torchbayes.optim.base import check_number, check_train_size
+from torchbayes.optim.natural_gradient import WeightOptimizer, gaussian_prior
 from torchbayes.optim.statistics import Statistics
 from torchbayes.posterior import Gaussian, Posterior, Weights
-from torchbayes.prior import GaussianPrior
+from torchbayes.prior import Prior
 
 __all__ = ["VOGN", "vogn_draw", "vogn_update"]
 
@@ -100,6 +102,11 @@ def _denominator(s: Tensors, delta: float | Tensors, gamma: float, u: Tensors) -
             torch.add(precision, delta[i], out=target).add_(gamma)
 
 
+@register(
+    "vogn", family="a Gaussian", posterior="Gaussian", target="mean field",
+    summary="a Gaussian over every weight, by natural gradients from per-example squares",
+    paper="Osawa et al. 2019",
+)  # fmt: skip
 class VOGN(WeightOptimizer):
     """Variational online Gauss-Newton: a Gaussian over every weight, trained at about the price of Adam.
 
@@ -117,20 +124,24 @@ class VOGN(WeightOptimizer):
 
     The loss is the *mean* over the batch. `lr` has the units of a Newton step: because the momentum has no
     factor 1 − β1, the effective rate is lr/(1 − β1). torch's `weight_decay` corresponds to
-    `prior_precision / train_size`.
+    `prior / train_size`.
 
     Args:
         model: The network. Outside of `sampled()` it has the mean weights.
-        lr: The learning rate α.
+        lr: The learning rate α; if None, 0.01·√(γ + δ/(ρ·`train_size`)), with which no weight moves by more
+            than about 0.005 times its normalised gradient in a step.
         train_size: The number of training examples N.
-        prior_precision: The precision δ of the prior N(0, 1/δ) of every weight except norm layers'.
-        prior: A Gaussian prior with mean and precision of its own for every weight, in place of
-            `prior_precision`: for continual learning, the last task's posterior.
+        prior: The Gaussian prior of every weight except norm layers': the precision δ of N(0, 1/δ), or a
+            `GaussianPrior` with mean and precision of its own for every weight; for continual learning, the
+            last task's posterior (`GaussianPrior.from_posterior`).
         temperature: τ; below 1 the posterior is sharper than Bayes' rule has it.
-        initial_temperature: τ of the first step, if it is to change linearly.
-        temperature_steps: The steps until τ is `temperature`.
+        initial_temperature: τ of the first step; a tenth of `temperature` if None.
+        temperature_steps: The steps in which τ changes linearly to `temperature`: one epoch if None, by the
+            examples of the first step; 0 for none.
         mc_samples: The draws K per step.
         damping: γ, added to the precision: it keeps steps and noise finite where the data say nothing.
+            150/(ρ·`train_size`) if None, which holds the standard deviation of a weight at 0.08 or less; the
+            paper's settings have Nγ from 50 (LeNet-5) to 640 (ImageNet).
         betas: The momentum's decay β1 and the weight β2 of the *new* curvature.
         initial_precision: s at the start. If None, the first step is taken at the mean, without noise,
             and sets s to that batch's curvature.
@@ -163,16 +174,15 @@ class VOGN(WeightOptimizer):
     def __init__(
         self,
         model: nn.Module,
-        lr: float = 1e-3,
+        lr: float | None = None,
         *,
         train_size: int,
-        prior_precision: float = 1.0,
-        prior: GaussianPrior | None = None,
+        prior: Prior | float = 1.0,
         temperature: float = 1.0,
         initial_temperature: float | None = None,
-        temperature_steps: int = 0,
+        temperature_steps: int | None = None,
         mc_samples: int = 1,
-        damping: float = 1e-3,
+        damping: float | None = None,
         betas: tuple[float, float] = (0.9, 0.1),
         initial_precision: float | None = None,
         augmentation: float = 1.0,
@@ -180,29 +190,33 @@ class VOGN(WeightOptimizer):
         params: Iterable[Any] | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
-        check_number("lr", lr)
+        belief = gaussian_prior(prior)
         check_number("temperature", temperature, above=True)
-        if initial_temperature is not None:
-            check_number("initial_temperature", initial_temperature, above=True)
-        check_number("temperature_steps", temperature_steps)
+        check_number("augmentation", augmentation, above=True)
+        examples = augmentation * check_train_size(train_size)
+        damping = 150.0 / examples if damping is None else damping
         check_number("damping", damping)
+        delta = 1.0 if belief.scalar is None else belief.scalar
+        lr = 0.01 * math.sqrt(damping + delta / examples) if lr is None else lr
+        check_number("lr", lr)
+        start = temperature / 10 if initial_temperature is None else initial_temperature
+        check_number("initial_temperature", start, above=True)
+        if temperature_steps is not None:
+            check_number("temperature_steps", temperature_steps)
         check_number("betas[0]", betas[0], high=1.0)
         check_number("betas[1]", betas[1], above=True, high=1.0)
         if initial_precision is not None:
             check_number("initial_precision", initial_precision)
-        check_number("augmentation", augmentation, above=True)
-        prior_precision, own_prior = resolve_prior(prior_precision, prior)
-        if prior_precision == 0 and damping == 0 and own_prior is None:
+        if belief.scalar == 0 and damping == 0:
             raise ValueError(
-                "prior_precision and damping are both 0, so a weight without curvature would have infinite "
-                "variance: give one of them a value above 0"
+                "prior and damping are both 0, so a weight without curvature would have infinite variance: "
+                "give one of them a value above 0"
             )
         defaults = {
             "lr": lr,
             "train_size": train_size,
-            "prior_precision": prior_precision,
             "temperature": temperature,
-            "initial_temperature": initial_temperature,
+            "initial_temperature": start,
             "temperature_steps": temperature_steps,
             "damping": damping,
             "betas": betas,
@@ -212,14 +226,16 @@ class VOGN(WeightOptimizer):
             "last_lr": None,
         }
         super().__init__(
-            model, params, defaults, mc_samples=mc_samples, generator=generator, prior=own_prior
+            model, params, defaults, mc_samples=mc_samples, generator=generator, prior=belief
         )
 
     # The scalars of Algorithm 1, from a group's options.
 
     def _tau(self, group: dict[str, Any]) -> float:
         start, steps = group["initial_temperature"], group["temperature_steps"]
-        if start is None or steps == 0:
+        if steps is None:  # no step has been taken yet
+            return float(start)
+        if steps == 0:
             return float(group["temperature"])
         taken = max((self.state[p].get("step", 0) for p in group["params"]), default=0)
         return float(start + (group["temperature"] - start) * min(1.0, taken / steps))
@@ -229,7 +245,7 @@ class VOGN(WeightOptimizer):
 
     def _delta(self, group: dict[str, Any], fixed: bool) -> float:
         """δ̃ = τδ/N, where it is the same for all weights."""
-        return 0.0 if fixed else float(group["prior_precision"] * self._tau(group) / self._n(group))
+        return 0.0 if fixed else float(group["prior"] * self._tau(group) / self._n(group))
 
     def _own_prior(
         self, group: dict[str, Any], params: Sequence[Tensor], fixed: bool
@@ -304,6 +320,8 @@ class VOGN(WeightOptimizer):
         for group in self.param_groups:
             self._update_group(group, group["params"], statistics)
             group["last_lr"] = float(group["lr"])
+            if group["temperature_steps"] is None:
+                group["temperature_steps"] = math.ceil(group["train_size"] / self._batch_size)
 
     def _update_group(
         self, group: dict[str, Any], candidates: Sequence[Tensor], statistics: Statistics

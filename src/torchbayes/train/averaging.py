@@ -11,28 +11,46 @@ from torch import Tensor, nn
 
 from torchbayes.average.averager import Averager
 from torchbayes.average.freeze import freeze
+from torchbayes.likelihood import Likelihood
+from torchbayes.optim import MAP, MLE
 from torchbayes.posterior import Posterior
 from torchbayes.train.method import Method, Plan
 from torchbayes.train.schedule import Schedule
+from torchbayes.train.wrapper import MeanFieldMethod
+from torchbayes.variational import MeanField
 
-__all__ = ["AveragingMethod"]
+__all__ = ["AveragingMethod", "HwaMethod"]
 
 _NORM_BATCHES = 20
 
 
-class AveragingMethod(Method):
-    """A method that takes a snapshot at the end of every learning-rate cycle of its last epochs.
+class _Averaging(Method):
+    """Trains as another method does, and takes a snapshot at the end of every cycle of the last epochs.
 
-    The first epochs follow the run's own schedule, squeezed into their number. A subclass calls
-    `average_from` before `set_optimizer` and sets `averager`.
+    The first epochs follow the run's own schedule, squeezed into their number.
+
+    Args:
+        start: The share of the epochs before averaging begins.
+        cycles: The learning-rate cycles while averaging, each ending in a snapshot; for one snapshot per
+            epoch give the number of epochs that are left.
+        low: What the learning rate falls to in a cycle, as a fraction of it; 1 keeps it constant.
+        swa_lr: The learning rate while averaging, which decides how wide a Gaussian gets; `lr` if None.
     """
 
     averager: Averager[Posterior]
 
-    def average_from(
-        self, plan: Plan, start: float, cycles: int, low: float, swa_lr: float | None
+    def __init__(
+        self,
+        model: nn.Module,
+        likelihood: Likelihood,
+        plan: Plan,
+        *,
+        start: float = 0.5,
+        cycles: int = 20,
+        low: float = 1.0,
+        swa_lr: float | None = None,
+        **options: Any,
     ) -> None:
-        """Say when averaging begins and in which cycles it goes on."""
         if not 0 <= start < 1:
             raise ValueError(
                 f"start is {start:g}: expected the share of the epochs before averaging, from 0 to below 1"
@@ -45,6 +63,7 @@ class AveragingMethod(Method):
         left = plan.epochs - self.first_epoch
         self.cycle_ends = set(self.cyclic.cycle_ends(left, plan.steps_per_epoch))
         self.averaging, self.averaging_updates = False, 0
+        super().__init__(model, likelihood, plan, **options)
 
     def set_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Use `optimizer`, on the plan's schedule until averaging begins."""
@@ -111,3 +130,28 @@ class AveragingMethod(Method):
         super().load_state_dict(state)
         self.averaging_updates = state["averaging_updates"]
         self.averager.load_state_dict(state["averager"])
+
+
+class AveragingMethod(_Averaging):
+    """An average of the weights of ordinary training: SWA and SWAG."""
+
+    uses = (MAP,)
+
+    def __init__(
+        self, model: nn.Module, likelihood: Likelihood, plan: Plan, **options: Any
+    ) -> None:
+        super().__init__(model, likelihood, plan, **options)
+        self.set_optimizer(self.build(MAP, model))
+        self.averager = self.build(self.algorithm, model)
+
+
+class HwaMethod(_Averaging, MeanFieldMethod):
+    """An average of the means and variances of a mean field."""
+
+    uses = (MLE, MeanField)
+
+    def __init__(
+        self, model: nn.Module, likelihood: Likelihood, plan: Plan, **options: Any
+    ) -> None:
+        super().__init__(model, likelihood, plan, **options)
+        self.averager = self.build(self.algorithm, self.module)

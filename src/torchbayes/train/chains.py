@@ -16,7 +16,6 @@ from torchbayes.core import distributed
 from torchbayes.likelihood import Likelihood
 from torchbayes.optim.sampler import Sampler
 from torchbayes.posterior import Samples, Weights, snapshot
-from torchbayes.prior import GaussianPrior, Prior, resnetpp_prior
 from torchbayes.train.failures import TrainingError
 from torchbayes.train.method import Method, Plan
 from torchbayes.train.stacked_chains import StackedChains, StackedPrior
@@ -24,29 +23,17 @@ from torchbayes.train.traces import Tracer
 
 _LOG = logging.getLogger("torchbayes")
 
-__all__ = ["Collection", "SamplerMethod", "prior_called"]
-
-
-def prior_called(name: str, precision: float) -> Prior:
-    """N(0, 1/precision) on every weight for `gaussian`, the ATMC paper's for `resnetpp`."""
-    if name == "gaussian":
-        return GaussianPrior(precision=precision)
-    if name == "resnetpp":
-        return resnetpp_prior()
-    raise ValueError(f"prior is {name!r}: expected gaussian or resnetpp")
+__all__ = ["Collection", "SamplerMethod", "restart"]
 
 
 @dataclass(frozen=True)
 class Collection:
-    """Which states of a chain are kept, and where.
+    """Which states of a chain are kept.
 
     Args:
         burn_in: The share of the updates before the first snapshot.
         samples: The snapshots of a chain, spread evenly over the rest.
         thinning: The updates from one snapshot to the next, in place of `samples`.
-        chains: The chains of a process, one after another.
-        folder: Where to keep the snapshots as files; in memory if None.
-        side_by_side: Run the chains together instead.
 
     Example:
         >>> from torchbayes.train.chains import Collection
@@ -61,9 +48,6 @@ class Collection:
     burn_in: float = 0.5
     samples: int = 30
     thinning: int | None = None
-    chains: int = 1
-    folder: str | None = None
-    side_by_side: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.burn_in < 1:
@@ -74,7 +58,6 @@ class Collection:
         for name, value in (
             ("samples", self.samples),
             ("thinning", 1 if self.thinning is None else self.thinning),
-            ("chains", self.chains),
         ):
             if value < 1:
                 raise ValueError(f"{name} is {value}: expected a whole number of at least 1")
@@ -95,70 +78,100 @@ class Collection:
         return set(range(total, burnt, -max(1, left // self.samples))[: self.samples])
 
 
+def restart(model: nn.Module, plan: Plan) -> None:
+    """Give a network a fresh random start, in place."""
+    # From the run's generator, so that members differ over ranks and a resumed run repeats them.
+    generator = plan.generator
+    seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        fresh = plan.new_model()
+    own = [*model.parameters(), *model.buffers()]
+    with torch.no_grad():
+        for old, new in zip(own, [*fresh.parameters(), *fresh.buffers()], strict=True):
+            old.copy_(new)
+
+
 class SamplerMethod(Method):
     """A method whose posterior is the states that a sampler went through.
 
     The first chain of the first process starts from the network as it is given, every other one from a
     fresh random start. A chain that breaks down is left out, with a warning, as long as there are others.
-    A subclass calls `begin` with a function that makes its sampler.
+
+    Args:
+        burn_in: The share of the run before the first sample.
+        samples: The samples to keep, spread evenly over the rest of the run. With a cyclic schedule it is
+            the last of each cycle instead.
+        thinning: The updates from one sample to the next, in place of `samples`.
+        chains: The chains that each process runs one after another, `epochs` epochs each; all but the
+            first start anew from random weights.
+        side_by_side: Run the chains of a process together, through `torch.func.vmap`: faster for small
+            networks. They then see the same batches.
+        sample_folder: Keep the samples as files in this folder instead of in memory.
     """
 
     one_per_rank = True
 
     def __init__(
-        self, model: nn.Module, likelihood: Likelihood, plan: Plan, collection: Collection
+        self,
+        model: nn.Module,
+        likelihood: Likelihood,
+        plan: Plan,
+        *,
+        burn_in: float = 0.5,
+        samples: int = 30,
+        thinning: int | None = None,
+        chains: int = 1,
+        side_by_side: bool = False,
+        sample_folder: str | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(model, likelihood, plan)
-        self.collection = collection
+        super().__init__(model, likelihood, plan, **options)
+        self.chains, self.sample_folder = chains, sample_folder
+        if chains < 1:
+            raise ValueError(f"chains is {chains}: expected a whole number of at least 1")
         ends = plan.schedule.cycle_ends(plan.epochs, plan.steps_per_epoch)
         self.total = max(1, plan.epochs * plan.steps_per_epoch)
-        self.keep = collection.updates(self.total, ends)
+        self.keep = Collection(burn_in, samples, thinning).updates(self.total, ends)
         self.chain, self.updates, self.dead = 0, 0, False
         self.bank = Samples(model, folder=self._folder(f"rank{plan.rank}"))
         self.stack: StackedChains | None = None
         self._tracer = Tracer(self.total)
         self._losses = torch.zeros(0)
+        if plan.rank > 0:
+            restart(model, plan)
+        if side_by_side:
+            self._stack_chains()
+        else:
+            self.set_optimizer(self.build(self.algorithm, model))
 
-    def _folder(self, part: str) -> Path | None:
-        if self.collection.folder is None:
-            return None
-        whole = Path(self.collection.folder)
-        return whole if self.plan.world_size == 1 else whole / part
-
-    def begin(self, make: Callable[[nn.Module, Prior], Sampler], prior: Prior) -> None:
-        """Start the first chain with the sampler that `make` makes, and later ones with others."""
-        self._make = make
-        self._prior = prior
-        if self.plan.rank > 0:
-            self._restart()
-        if not self.collection.side_by_side:
-            self.set_optimizer(make(self.model, prior))
-            return
+    def _stack_chains(self) -> None:
         own = snapshot(self.model)
         starts = [own]
-        for _ in range(1, self.collection.chains):
-            self._restart()
+        for _ in range(1, self.chains):
+            restart(self.model, self.plan)
             starts.append(snapshot(self.model))
         self.model.load_state_dict(own)
         self.stack = StackedChains(self.model, self.likelihood, starts)
-        self.set_optimizer(make(self.stack.model, StackedPrior.of(prior)))
+        prior = StackedPrior.of(self.build(self.algorithm, self.model).prior)
+        sampler: Sampler = self.build(self.algorithm, self.stack.model, prior=prior)
+        self.set_optimizer(sampler)
+        if sampler.shares_state:
+            raise ValueError(
+                "one thermostat cannot serve several chains: leave out side_by_side, or use a thermostat per "
+                "parameter"
+            )
 
-    def _restart(self) -> None:
-        # From the run's generator, so that chains differ over ranks and a resumed run repeats them.
-        generator = self.plan.generator
-        seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            fresh = self.plan.new_model()
-        own = [*self.model.parameters(), *self.model.buffers()]
-        with torch.no_grad():
-            for old, new in zip(own, [*fresh.parameters(), *fresh.buffers()], strict=True):
-                old.copy_(new)
+    def _folder(self, part: str) -> Path | None:
+        if self.sample_folder is None:
+            return None
+        whole = Path(self.sample_folder)
+        return whole if self.plan.world_size == 1 else whole / part
 
     @property
     def epochs(self) -> int:
         """The epochs of all chains of this process together."""
-        return self.plan.epochs * (1 if self.stack is not None else self.collection.chains)
+        return self.plan.epochs * (1 if self.stack is not None else self.chains)
 
     def begin_epoch(self, epoch: int) -> None:
         """Start the next chain once the one before it has come to its end."""
@@ -169,8 +182,8 @@ class SamplerMethod(Method):
             )
         if epoch // self.plan.epochs > self.chain:
             self.chain, self.updates, self.dead = self.chain + 1, 0, False
-            self._restart()
-            self.set_optimizer(self._make(self.model, self._prior))
+            restart(self.model, self.plan)
+            self.set_optimizer(self.build(self.algorithm, self.model))
 
     def loss(self, inputs: Any, targets: Tensor) -> Tensor:
         """The mean loss of a batch; the gradient of every chain is that of its own."""
@@ -198,14 +211,14 @@ class SamplerMethod(Method):
                 self._trace(sampler, loss)
             return loss
         except (TrainingError, FloatingPointError) as error:
-            if self.collection.chains * self.plan.world_size == 1 or self.stack is not None:
+            if self.chains * self.plan.world_size == 1 or self.stack is not None:
                 raise
-            self._lay_to_rest(self.chain, str(error))
-            last = self.chain == self.collection.chains - 1
+            self._discard_chain(self.chain, str(error))
+            last = self.chain == self.chains - 1
             if last and self.plan.world_size == 1 and len(self.bank) == 0:
                 raise
             self.dead = True
-            self._restart()  # finite weights, for the checkpoint
+            restart(self.model, self.plan)  # finite weights, for the checkpoint
             return torch.full((), math.nan)
         finally:
             # Counts an update that was left out because float16 overflowed, too.
@@ -221,7 +234,7 @@ class SamplerMethod(Method):
         def guarded() -> Tensor:
             loss = closure()
             for chain in stack.check_gradients():
-                self._lay_to_rest(chain, "its gradient is not finite")
+                self._discard_chain(chain, "its gradient is not finite")
             if not bool(stack.alive.any()):
                 raise FloatingPointError("no chain is left whose gradient is finite")
             return loss
@@ -230,7 +243,7 @@ class SamplerMethod(Method):
 
     def _number(self, chain: int) -> int:
         """The chain's number among those of all processes."""
-        return self.plan.rank * self.collection.chains + chain
+        return self.plan.rank * self.chains + chain
 
     def _collect(self) -> None:
         if self.stack is None:
@@ -254,8 +267,8 @@ class SamplerMethod(Method):
             )
             self.traces.append(row)
 
-    def _lay_to_rest(self, chain: int, why: str) -> None:
-        """Leave a chain out that has broken down: its samples from before are not to be trusted."""
+    def _discard_chain(self, chain: int, why: str) -> None:
+        """Leave out a chain that has broken down: its earlier samples are not to be trusted."""
         number = self._number(chain)
         kept = [(w, c) for w, c in zip(self.bank, self.bank.chains, strict=True) if c != number]
         _LOG.warning(
@@ -275,7 +288,7 @@ class SamplerMethod(Method):
     @property
     def finished(self) -> bool:
         """Whether all chains of this process have come to their end."""
-        last = 0 if self.stack is not None else self.collection.chains - 1
+        last = 0 if self.stack is not None else self.chains - 1
         return self.chain == last and self.updates >= self.total
 
     def posterior(self) -> Samples:

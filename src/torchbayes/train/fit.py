@@ -30,9 +30,9 @@ from torchbayes.predict.results import Predictive
 from torchbayes.train.data import as_loader, check_data, device_of, likelihood_for
 from torchbayes.train.failures import TrainingError, first_nonfinite_layer, first_nonfinite_weight
 from torchbayes.train.interrupt import StopRequest, stop_requests
-from torchbayes.train.method import check_options
-from torchbayes.train.methods import Method, Plan, find_method
+from torchbayes.train.method import Method, Plan
 from torchbayes.train.progress import NoProgress, Progress, RichProgress
+from torchbayes.train.registry import check_options, find_method
 from torchbayes.train.run_folder import RunError, RunFolder
 from torchbayes.train.schedule import Schedule
 from torchbayes.train.tracking import Logger
@@ -522,9 +522,10 @@ def _progress(progress: bool | Progress, rank: int) -> Progress:
 
 
 def _plain(option: Any) -> Any:
-    """An option as config.toml can hold it: an object, such as a prior, by its description."""
-    plain = option is None or isinstance(option, (bool, int, float, str, list, tuple))
-    return option if plain else repr(option)
+    """Return an option as config.toml can hold it: a function by its name, a prior by its description."""
+    if option is None or isinstance(option, (bool, int, float, str, list, tuple)):
+        return option
+    return getattr(option, "__name__", repr(option))
 
 
 def _schedule_settings(schedule: Schedule) -> dict[str, Any]:

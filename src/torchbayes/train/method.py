@@ -1,13 +1,16 @@
-"""What `fit` needs to know of a method, and the list of all methods."""
+"""What `fit` drives: a method owns the weights while it trains, and ends in a posterior.
+
+A subclass of `Method` says how one kind of algorithm is trained, such as all samplers. The registry makes a
+method of every declared class from it (`torchbayes.train.registry`).
+"""
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeVar, get_type_hints
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +21,12 @@ from torchbayes.likelihood import Likelihood
 from torchbayes.posterior import Posterior
 from torchbayes.train.schedule import Schedule
 
-__all__ = ["METHODS", "Method", "Option", "Plan", "find_method", "method_options", "register"]
+__all__ = ["Method", "Plan", "arguments_of"]
+
+_Made = TypeVar("_Made")
+
+# What a constructor is told by `fit`, not by the user.
+_FACTS = {"model", "likelihood", "plan", "train_size", "params", "generator"}
 
 
 @dataclass
@@ -46,42 +54,93 @@ class Plan:
     world_size: int = 1
 
 
+def arguments_of(cls: type) -> dict[str, inspect.Parameter]:
+    """Return the arguments of a class that are options, that is all but facts such as the model."""
+    parameters = list(inspect.signature(cls).parameters.values())
+    first = 0 if issubclass(cls, Method) else 1  # what an algorithm is made of, such as the model
+    return {
+        p.name: p
+        for p in parameters[first:]
+        if p.name not in _FACTS and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
+    }
+
+
 class Method(ABC):
     """A way to train a network into a posterior, driven by `fit`.
 
-    A subclass's constructor sets `module` and `optimizer` and takes its options as keyword arguments
-    with defaults; they become the method's options in `fit`, in recipes and on the command line.
+    A subclass's constructor sets `module` and `optimizer`. The options that a user may give are its
+    keyword-only arguments and the arguments of `algorithm` and of the classes in `uses`; what the
+    constructor does not take itself it hands on to this one, and `build` uses it.
 
     Attributes:
         name: What users call it.
         summary: One line on what it does.
         paper: Where it is from.
+        family: What stands for the posterior, such as `"a Gaussian"`.
+        posterior_kind: The class name of its posterior.
+        target: What `verify` holds it against, if anything.
+        algorithm: The class that it trains with.
+        uses: Other classes that it makes with `build`.
+        defaults: Defaults of its own in place of those of the classes.
         one_per_rank: Under torchrun, every process trains members of its own on all of the data instead
             of sharing each batch.
-        reduces_gradients: Under torchrun, `fit` averages the gradients over processes. A method that
-            needs other statistics than their mean sets this to False and reduces them in its step.
         module: What is called in training: the network itself, or a wrapper around it.
         optimizer: A torch optimiser over the module's parameters.
         scheduler: Its learning-rate schedule.
         logs: Numbers of the last loss to be averaged over the epoch in the run's history.
         traces: What a chain looked like now and then, for `torchbayes diagnose`; kept in the run folder.
+
+    Args:
+        model: The network.
+        likelihood: What its outputs mean.
+        plan: What there is to know about the run.
+        **options: Options for `build`.
     """
 
     name: ClassVar[str]
     summary: ClassVar[str]
     paper: ClassVar[str]
+    family: ClassVar[str]
+    posterior_kind: ClassVar[str]
+    target: ClassVar[str | None]
+    algorithm: ClassVar[type]
+    uses: ClassVar[tuple[type, ...]] = ()
+    defaults: ClassVar[dict[str, Any]] = {}
     one_per_rank: ClassVar[bool] = False
-    reduces_gradients: ClassVar[bool] = True
 
     module: nn.Module
     optimizer: torch.optim.Optimizer
     scheduler: LRScheduler
 
-    def __init__(self, model: nn.Module, likelihood: Likelihood, plan: Plan) -> None:
-        self.model, self.likelihood, self.plan = model, likelihood, plan
+    def __init__(
+        self, model: nn.Module, likelihood: Likelihood, plan: Plan, **options: Any
+    ) -> None:
+        self.model, self.likelihood, self.plan, self.options = model, likelihood, plan, options
         self.module = model
         self.logs: dict[str, Tensor] = {}
         self.traces: list[dict[str, Any]] = []
+
+    def build(self, cls: type[_Made], first: Any, **others: Any) -> _Made:
+        """Make an object with those of the method's options, and facts of the run, that it takes.
+
+        Args:
+            cls: What to make.
+            first: What it is made of, such as the network.
+            **others: More arguments, which count before options and facts.
+        """
+        make: Callable[..., _Made] = cls
+        known = inspect.signature(make).parameters
+        facts = {"train_size": self.plan.train_size, "generator": self.plan.generator}
+        given = {**facts, **self.options, **others}
+        return make(first, **{name: value for name, value in given.items() if name in known})
+
+    @property
+    def reduces_gradients(self) -> bool:
+        """Whether `fit` averages the gradients over processes.
+
+        An optimiser that needs other statistics than their mean reduces them in its step.
+        """
+        return not getattr(self.optimizer, "reduces_statistics", False)
 
     @property
     def epochs(self) -> int:
@@ -95,35 +154,27 @@ class Method(ABC):
             optimizer, self.plan.epochs, self.plan.steps_per_epoch
         )
 
-    def penalty(self) -> Tensor | None:
-        """What is added to the mean negative log-likelihood, if anything, such as KL / train_size."""
-        return None
-
     def loss(self, inputs: Any, targets: Tensor) -> Tensor:
-        """The mean loss of a batch; also notes its parts in `logs`."""
+        """Return the mean loss of a batch, and note its parts in `logs`."""
         nll = self.likelihood.loss(call(self.module, inputs), targets)
         self.logs = {"nll": nll.detach()}
-        penalty = self.penalty()
-        if penalty is None:
-            return nll
-        self.logs["penalty"] = penalty.detach()
-        return nll + penalty
+        return nll
 
     def step(self, closure: Callable[[], Tensor]) -> Tensor:
-        """One update; `closure` clears the gradients, computes the loss and its gradients."""
+        """Take one step; `closure` clears the gradients, computes the loss and its gradients."""
         loss = self.optimizer.step(closure)  # type: ignore[arg-type]
         self.scheduler.step()
         assert loss is not None
         return loss  # type: ignore[return-value]
 
     def begin_epoch(self, epoch: int) -> None:  # noqa: B027
-        """Called before every epoch, also before one that is resumed half way."""
+        """Prepare for an epoch, also for one that is resumed half way."""
 
     def end_epoch(self, epoch: int, batches: Iterable[Any]) -> None:  # noqa: B027
-        """Called after every epoch; `batches` goes through the training data if it is asked to."""
+        """Finish an epoch; `batches` goes through the training data if it is asked to."""
 
     def scored(self, batches: Iterable[Any]) -> nn.Module:
-        """The network whose outputs are scored on validation data after an epoch, in evaluation mode.
+        """Return the network whose outputs are scored on validation data, in evaluation mode.
 
         Args:
             batches: Goes through the training data if it is asked to.
@@ -132,10 +183,10 @@ class Method(ABC):
 
     @abstractmethod
     def posterior(self) -> Posterior:
-        """What has been learned, as a posterior of `model`."""
+        """Return what has been learned, as a posterior of `model`."""
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a resumed run needs: tensors, numbers, strings, lists and dictionaries of them."""
+        """Return all that a resumed run needs: tensors, numbers, strings, lists and dictionaries of them."""
         return {
             "module": self.module.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -143,62 +194,7 @@ class Method(ABC):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state."""
+        """Continue from a state."""
         self.module.load_state_dict(state["module"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.scheduler.load_state_dict(state["scheduler"])
-
-
-METHODS: dict[str, type[Method]] = {}
-
-_M = TypeVar("_M", bound=type[Method])
-
-
-def register(cls: _M) -> _M:
-    """Add a method to the registry under its `name`, and so to `fit`, command line, docs and tests."""
-    if cls.name in METHODS:
-        raise ValueError(f"there is a method {cls.name!r} already: choose another name")
-    METHODS[cls.name] = cls
-    return cls
-
-
-def find_method(name: str) -> type[Method]:
-    """The method called `name`.
-
-    Raises:
-        ValueError: If there is none; the message suggests the nearest name.
-    """
-    if name in METHODS:
-        return METHODS[name]
-    near = difflib.get_close_matches(name, METHODS, n=1, cutoff=0.4)
-    hint = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(METHODS)}"
-    raise ValueError(f"there is no method {name!r}: {hint}")
-
-
-@dataclass(frozen=True)
-class Option:
-    """One option of a method: its name, type and default."""
-
-    name: str
-    type: Any
-    default: Any
-
-
-def method_options(method: type[Method]) -> dict[str, Option]:
-    """The options of a method: the keyword arguments of its constructor."""
-    hints = get_type_hints(method.__init__)
-    return {
-        name: Option(name, hints.get(name, Any), parameter.default)
-        for name, parameter in inspect.signature(method.__init__).parameters.items()
-        if parameter.kind is parameter.KEYWORD_ONLY
-    }
-
-
-def check_options(method: type[Method], options: Iterable[str]) -> None:
-    """Raise a `ValueError` that names the first option that `method` does not have."""
-    known = method_options(method)
-    for name in options:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known)}"
-            raise ValueError(f"method {method.name!r} has no option {name!r}: {hint}")

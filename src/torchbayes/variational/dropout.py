@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
+from torchbayes.core.registry import register
 from torchbayes.posterior import Posterior, Weights, Wrapper, snapshot
 
 __all__ = ["DropoutPosterior", "MCDropout"]
@@ -140,6 +141,11 @@ class DropoutPosterior(Posterior):
         return cls(groups["mean"], float(settings["p"]), [str(n) for n in settings["layers"]])
 
 
+@register(
+    "dropout", family="ensemble, masks, generator", posterior="DropoutPosterior",
+    summary="one network with dropout left on, a mask for every draw",
+    paper="Gal & Ghahramani 2016; the baseline of the VOGN paper",
+)  # fmt: skip
 class MCDropout(Wrapper, DropoutPosterior):
     """Any network with dropout after its convolutions and linear layers; itself a `Posterior`.
 

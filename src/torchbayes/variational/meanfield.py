@@ -29,8 +29,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from torchbayes.core.pool import Pool
+from torchbayes.core.registry import register
 from torchbayes.posterior import Gaussian, Weights, Wrapper, snapshot
-from torchbayes.prior import GaussianPrior, Prior
+from torchbayes.prior import GaussianPrior, Prior, as_prior
 from torchbayes.variational.draw import Draw, Spread
 from torchbayes.variational.estimators import Estimator, shared_draw
 from torchbayes.variational.flat_weights import Slab, slabs_of
@@ -73,6 +74,11 @@ class _Scratch:
         return _Scratch, ()
 
 
+@register(
+    "bbb", family="a Gaussian", posterior="Gaussian", target="mean field",
+    summary="a Gaussian of its own over every weight, by backpropagation",
+    paper="Blundell et al. 2015, Weight Uncertainty in Neural Networks",
+)  # fmt: skip
 class MeanField(Wrapper):
     """Any network with an independent Gaussian over each of its weights (Bayes by Backprop).
 
@@ -88,7 +94,7 @@ class MeanField(Wrapper):
 
     Args:
         model: The network, whose weights are shared, not copied.
-        prior: What is believed of the weights before the data; `GaussianPrior()`, N(0, 1), if not given.
+        prior: What is believed of the weights before the data: the precision δ of N(0, 1/δ), or a prior.
         estimator: How examples share the noise: `shared_draw`, `local_reparameterisation` or `flipout`.
             It is used in training mode; a draw in evaluation mode is one for all examples.
         init_std: The standard deviation to start from: of each weight with `init="model"`, relative to
@@ -123,7 +129,7 @@ class MeanField(Wrapper):
     def __init__(
         self,
         model: nn.Module,
-        prior: Prior | None = None,
+        prior: Prior | float = 1.0,
         estimator: type[Estimator] = shared_draw,
         *,
         init_std: float = 0.01,
@@ -140,11 +146,9 @@ class MeanField(Wrapper):
             raise TypeError(
                 f"estimator is {estimator!r}: expected shared_draw, local_reparameterisation or flipout"
             )
-        prior = GaussianPrior() if prior is None else prior
-        if not isinstance(prior, Prior):
-            raise TypeError(
-                f"prior is a {type(prior).__name__}: expected a torchbayes prior such as GaussianPrior(…)"
-            )
+        prior = as_prior(prior)
+        if isinstance(prior, GaussianPrior) and prior.scalar == 0:
+            raise ValueError("prior is 0: without a prior the spread of the weights has no bound")
         self.prior, self.estimator, self.generator = prior, estimator, generator
         weights = chosen(model, params)
         self._names = list(weights)

@@ -1,35 +1,29 @@
-"""Bayes by Backprop as a method: a mean field trained on the free energy, minibatch by minibatch."""
+"""Methods whose wrapper around the network draws, perturbs or generates its weights."""
 
 from __future__ import annotations
 
 import math
 import warnings
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
+from torchbayes.core import distributed
 from torchbayes.core.batch import call
 from torchbayes.likelihood import Likelihood
-from torchbayes.posterior import Gaussian
-from torchbayes.prior import GaussianPrior, Prior, ScaleMixturePrior
-from torchbayes.train.method import Method, Plan, register
-from torchbayes.train.methods.map import point_optimizer
-from torchbayes.variational.estimators import (
-    Estimator,
-    flipout,
-    local_reparameterisation,
-    shared_draw,
-)
-from torchbayes.variational.meanfield import MeanField
-from torchbayes.variational.objective import annealed_weight, blundell_weight, uniform_weight
+from torchbayes.optim import MAP, MLE
+from torchbayes.posterior import Generated, Posterior
+from torchbayes.predict.batchnorm import recalibrate_each
+from torchbayes.prior import GaussianPrior
+from torchbayes.train.method import Method, Plan
+from torchbayes.variational import Hypernet, HypernetSGD, MeanField
+from torchbayes.variational.objective import annealed_weight, blundell_weight
 
-__all__ = ["BbbMethod"]
+__all__ = ["HypernetMethod", "MeanFieldMethod", "WrapperMethod"]
 
-_ESTIMATORS: dict[str, type[Estimator]] = {
-    estimator.__name__: estimator for estimator in (shared_draw, local_reparameterisation, flipout)
-}
 _KL_SCHEDULES = ("uniform", "blundell", "linear")
 
 # A posterior is called collapsed to the prior if the data have told it less than this many nats per
@@ -38,36 +32,39 @@ _NATS_PER_WEIGHT, _NATS_PER_EXAMPLE = 1e-2, 1e-3
 _POINT_STD, _POINT_SHARE = 1e-3, 0.9
 
 
-@register
-class BbbMethod(Method):
-    """Bayes by Backprop: an independent Gaussian over every weight.
+class WrapperMethod(Method):
+    """A wrapper with a `posterior()`, whose network is trained as `MAP` trains it: MC-dropout."""
+
+    uses = (MAP,)
+
+    def __init__(
+        self, model: nn.Module, likelihood: Likelihood, plan: Plan, **options: Any
+    ) -> None:
+        super().__init__(model, likelihood, plan, **options)
+        self.module = self.build(self.algorithm, model)
+        # The optimiser sees the plain network: the wrapper has no parameters of its own.
+        self.set_optimizer(self.build(MAP, model))
+
+    def posterior(self) -> Posterior:
+        """Return what the wrapper has learned."""
+        posterior: Posterior = self.module.posterior()  # type: ignore[operator]
+        return posterior
+
+
+class MeanFieldMethod(Method):
+    """A mean field trained on the free energy, minibatch by minibatch: Bayes by Backprop.
 
     The loss is mean NLL + weight · KL / train_size; `nll` and `kl`, both in nats per training example,
     are logged apart, the latter without its weight.
 
     Args:
-        lr: The learning rate of μ and ρ.
-        optimizer: `adam` or `sgd` (the paper's).
-        momentum: SGD's momentum.
-        estimator: `shared_draw` (the paper's, and the fastest), `flipout` or `local_reparameterisation`.
-        prior: `gaussian` or `mixture`; in Python also a prior itself, such as an earlier task's
-            posterior (`GaussianPrior.from_posterior`).
-        prior_precision: The precision δ of the Gaussian prior N(0, 1/δ).
-        pi: The share of the mixture's wide component.
-        std1: Its standard deviation.
-        std2: The standard deviation of the mixture's narrow component.
-        init_std: The standard deviation that the posterior starts from.
-        init: `model`, or `moped` to start a trained network with σ = init_std · |w|.
         mc_samples: The draws per update; their losses are averaged.
-        kl_schedule: `uniform`; `blundell`, by which the first minibatches of each epoch pay most of the
-            KL term; or `linear`, by which it rises from 0 at the start and is uniform afterwards.
+        kl_schedule: `"uniform"`; `"blundell"`, by which the first minibatches of each epoch pay most of the
+            KL term; or `"linear"`, by which it rises from 0 at the start and is uniform afterwards.
         kl_warmup: The share of all updates that the linear rise takes.
     """
 
-    name = "bbb"
-    summary = "a Gaussian of its own over every weight, by backpropagation"
-    paper = "Blundell et al. 2015, Weight Uncertainty in Neural Networks"
-
+    uses: ClassVar[tuple[type, ...]] = (MLE,)
     module: MeanField
 
     def __init__(
@@ -76,24 +73,12 @@ class BbbMethod(Method):
         likelihood: Likelihood,
         plan: Plan,
         *,
-        lr: float = 1e-3,
-        optimizer: str = "adam",
-        momentum: float = 0.9,
-        estimator: str = "shared_draw",
-        prior: str | Prior = "gaussian",
-        prior_precision: float = 1.0,
-        pi: float = 0.5,
-        std1: float = 1.0,
-        std2: float = 0.0025,
-        init_std: float = 0.01,
-        init: str = "model",
         mc_samples: int = 1,
-        kl_schedule: str = "linear",
+        kl_schedule: str = "uniform",
         kl_warmup: float = 0.25,
+        **options: Any,
     ) -> None:
-        super().__init__(model, likelihood, plan)
-        if estimator not in _ESTIMATORS:
-            raise ValueError(f"estimator is {estimator!r}: expected {' or '.join(_ESTIMATORS)}")
+        super().__init__(model, likelihood, plan, **options)
         if kl_schedule not in _KL_SCHEDULES:
             raise ValueError(
                 f"kl_schedule is {kl_schedule!r}: expected {' or '.join(_KL_SCHEDULES)}"
@@ -103,17 +88,14 @@ class BbbMethod(Method):
         if mc_samples < 1:
             raise ValueError(f"mc_samples is {mc_samples}: expected at least 1 draw")
         self.mc_samples, self.kl_schedule, self.kl_warmup = mc_samples, kl_schedule, kl_warmup
-        self.module = MeanField(
-            model,
-            _prior(prior, prior_precision, pi, std1, std2),
-            _ESTIMATORS[estimator],
-            init_std=init_std,
-            init=init,
-            generator=plan.generator,
-        )
+        self.module = self.build(MeanField, model)
         self.updates = 0
         self._warned = False
-        self.set_optimizer(point_optimizer(self.module, optimizer, lr, momentum, weight_decay=0))
+        self.set_optimizer(self.build(MLE, self.module))
+
+    def posterior(self) -> Posterior:
+        """Return the Gaussian that has been learned."""
+        return self.module.posterior()
 
     @property
     def kl_weight(self) -> float:
@@ -124,7 +106,7 @@ class BbbMethod(Method):
         if self.kl_schedule == "linear":
             rise = math.ceil(self.kl_warmup * self.plan.epochs * steps)
             return annealed_weight(self.updates, max(1, rise))
-        return uniform_weight(self.updates % steps, steps)
+        return 1.0
 
     def loss(self, inputs: Any, targets: Tensor) -> Tensor:
         """The minibatch's share of the free energy, per example."""
@@ -177,10 +159,6 @@ class BbbMethod(Method):
             )
         return None
 
-    def posterior(self) -> Gaussian:
-        """The Gaussian that has been learned."""
-        return self.module.posterior()
-
     def state_dict(self) -> dict[str, Any]:
         """The mean field, its optimiser and the number of updates."""
         return super().state_dict() | {"updates": self.updates}
@@ -191,11 +169,65 @@ class BbbMethod(Method):
         self.updates = state["updates"]
 
 
-def _prior(name: str | Prior, precision: float, pi: float, std1: float, std2: float) -> Prior:
-    if isinstance(name, Prior):
-        return name
-    if name == "gaussian":
-        return GaussianPrior(precision=precision)
-    if name == "mixture":
-        return ScaleMixturePrior(pi, std1, std2)
-    raise ValueError(f"prior is {name!r}: expected gaussian or mixture")
+class HypernetMethod(Method):
+    """A hypernetwork: weights generated from noise, trained on the likelihood with one draw per batch.
+
+    In a network with batch norm the statistics of `draws` draws are re-estimated on the training data
+    when the training ends, and predictions average over these draws.
+
+    Args:
+        draws: The draws that get batch-norm statistics of their own.
+    """
+
+    uses = (HypernetSGD,)
+    module: Hypernet
+
+    def __init__(
+        self,
+        model: nn.Module,
+        likelihood: Likelihood,
+        plan: Plan,
+        *,
+        draws: int = 16,
+        **options: Any,
+    ) -> None:
+        super().__init__(model, likelihood, plan, **options)
+        if draws < 1:
+            raise ValueError(f"draws is {draws}: expected at least 1")
+        self.draws = draws
+        self.module = self.build(Hypernet, model, generator=_shared(plan.generator))
+        self._result: Generated | None = None
+        self.set_optimizer(self.build(HypernetSGD, self.module))
+
+    def end_epoch(self, epoch: int, batches: Iterable[Any]) -> None:
+        """Give some draws batch-norm statistics of their own at the end of the run."""
+        norms = (m for m in self.model.modules() if isinstance(m, _BatchNorm))
+        if epoch + 1 < self.epochs or not any(norm.track_running_stats for norm in norms):
+            return
+        self._result = self.module.posterior().calibrated(
+            lambda draws: recalibrate_each(self.model, draws, batches),
+            self.draws,
+            self.module.generator,
+        )
+
+    def posterior(self) -> Generated:
+        """What has been learned."""
+        return self.module.posterior() if self._result is None else self._result
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the training, and the draws that were kept at its end."""
+        members = [] if self._result is None else self._result.members
+        return super().state_dict() | {"members": members}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a state."""
+        super().load_state_dict(state)
+        if state["members"]:
+            self._result = self.module.posterior().with_members(state["members"])
+
+
+def _shared(generator: torch.Generator) -> torch.Generator:
+    """A generator that is the same in all processes: they share the latent of every batch."""
+    seed = torch.randint(2**62, (1,), generator=generator, device=generator.device)
+    distributed.broadcast([seed])
+    return torch.Generator(generator.device).manual_seed(int(seed))

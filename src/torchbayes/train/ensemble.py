@@ -9,36 +9,37 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import torch
 from torch import nn
 
 from torchbayes.core import distributed
+from torchbayes.core.registry import register
 from torchbayes.likelihood import Likelihood
+from torchbayes.optim import MAP
 from torchbayes.posterior import Samples, Weights, snapshot
-from torchbayes.train.method import Method, Plan, register
-from torchbayes.train.methods.map import MapMethod
+from torchbayes.train.chains import restart
+from torchbayes.train.method import Method, Plan
 
 __all__ = ["EnsembleMethod"]
 
 
-@register
+@register(
+    "ensemble",
+    family="ensemble, masks, generator",
+    posterior="Samples",
+    summary="several networks from different random starts",
+    paper="Lakshminarayanan et al. 2017; Ensemble-MAP/MLE of the hypernetwork paper",
+)
 class EnsembleMethod(Method):
-    """A deep ensemble of MAP (or, with `prior_precision=0`, MLE) networks.
+    """A deep ensemble of MAP (or, with `prior=0`, MLE) networks.
 
     The members are trained one after another, `epochs` epochs each; under torchrun they are spread over
     the processes.
 
     Args:
-        lr: The learning rate.
-        optimizer: `adam` or `sgd`.
-        momentum: SGD's momentum.
-        prior_precision: The precision δ of each member's prior N(0, 1/δ).
         members: The number of networks.
     """
 
-    name = "ensemble"
-    summary = "several networks from different random starts"
-    paper = "Lakshminarayanan et al. 2017; Ensemble-MAP/MLE of the hypernetwork paper"
+    uses = (MAP,)
     one_per_rank = True
 
     def __init__(
@@ -47,43 +48,21 @@ class EnsembleMethod(Method):
         likelihood: Likelihood,
         plan: Plan,
         *,
-        lr: float = 1e-3,
-        optimizer: str = "adam",
-        momentum: float = 0.9,
-        prior_precision: float = 1.0,
         members: int = 5,
+        **options: Any,
     ) -> None:
-        super().__init__(model, likelihood, plan)
+        super().__init__(model, likelihood, plan, **options)
         if members < 1:
             raise ValueError(f"members is {members}: expected at least 1 network")
         self.members = members
         self.own = list(range(plan.rank, members, plan.world_size))
-        self._member_options = {
-            "lr": lr,
-            "optimizer": optimizer,
-            "momentum": momentum,
-            "prior_precision": prior_precision,
-        }
         self.finished = Samples(model)
         self._start()
 
     def _start(self) -> None:
         """Give the network a fresh random start and an optimiser of its own."""
-        # From the run's generator, so that members differ over ranks and a resumed run repeats them.
-        seed = int(
-            torch.randint(
-                2**62, (), generator=self.plan.generator, device=self.plan.generator.device
-            )
-        )
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            fresh = self.plan.new_model()
-        with torch.no_grad():
-            own = [*self.model.parameters(), *self.model.buffers()]
-            for old, new in zip(own, [*fresh.parameters(), *fresh.buffers()], strict=True):
-                old.copy_(new)
-        member = MapMethod(self.model, self.likelihood, self.plan, **self._member_options)  # type: ignore[arg-type]
-        self.optimizer, self.scheduler = member.optimizer, member.scheduler
+        restart(self.model, self.plan)
+        self.set_optimizer(self.build(MAP, self.model))
 
     @property
     def epochs(self) -> int:

@@ -1,0 +1,189 @@
+"""Maximum a posteriori and maximum likelihood: ordinary training, the baselines of every paper here.
+
+The loss that is minimised is mean NLL − log p(w) / train_size. For a prior N(0, 1/δ) the second term is
+torch's L2 term, `weight_decay = δ / train_size`, which Adam and SGD add to the gradient; the gradient of any
+other prior is added here. Scales and shifts of norm layers have no prior.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from torchbayes.core.parameters import norm_parameters, trainable
+from torchbayes.core.registry import register
+from torchbayes.optim.base import ModelOptimizer, check_number, check_train_size
+from torchbayes.posterior import Point, snapshot
+from torchbayes.prior import GaussianPrior, Prior, as_prior
+
+__all__ = ["MAP", "MLE"]
+
+
+@register(
+    "map",
+    family="one network",
+    posterior="Point",
+    summary="one network, the most probable under the prior",
+    paper="the baseline of all five papers",
+)
+class MAP(ModelOptimizer):
+    """Maximum a posteriori: Adam or SGD, with the prior in the right proportion to the data.
+
+    Args:
+        model: The network.
+        lr: The learning rate.
+        train_size: The number of training examples.
+        prior: What is believed of the weights before the data, norm layers' excepted: the precision δ of
+            N(0, 1/δ), or a prior. δ adds δ/(2·`train_size`)·‖w‖² to the mean loss: torch's
+            `weight_decay = δ / train_size`.
+        optimizer: `"adam"` or `"sgd"`.
+        momentum: SGD's momentum.
+        params: Parameters of the model, or groups of them; all trainable ones if None.
+
+    Example:
+        >>> import torch, torchbayes as tb
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = tb.MAP(model, train_size=100, prior=5.0)
+        >>> model(torch.ones(8, 2)).square().mean().backward()
+        >>> optimizer.step()
+        >>> optimizer.param_groups[0]["weight_decay"], optimizer.posterior()
+        (0.05, Point(3 weights of Linear))
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lr: float = 1e-3,
+        *,
+        train_size: int,
+        prior: Prior | float = 1.0,
+        optimizer: str = "adam",
+        momentum: float = 0.9,
+        params: Iterable[Any] | None = None,
+    ) -> None:
+        check_number("lr", lr, above=True)
+        check_number("momentum", momentum, high=1.0)
+        if optimizer not in ("adam", "sgd"):
+            raise ValueError(f"optimizer is {optimizer!r}: expected adam or sgd")
+        self.prior = as_prior(prior)
+        scalar = self.prior.scalar if isinstance(self.prior, GaussianPrior) else None
+        self._decay = 0.0 if scalar is None else scalar / check_train_size(train_size)
+        self._pulls = scalar is None
+        self._inner: torch.optim.Optimizer | None = None
+        super().__init__(
+            model,
+            self._groups(model, params) if isinstance(model, nn.Module) else params,
+            {"lr": lr, "train_size": train_size},
+            generator=torch.Generator(),  # it is never drawn from
+        )
+        # Its groups and state are the same objects as these.
+        self._inner = (
+            torch.optim.Adam(self.param_groups, lr=lr, fused=True)
+            if optimizer == "adam"
+            else torch.optim.SGD(self.param_groups, lr=lr, momentum=momentum, fused=True)
+        )
+        self.defaults |= self._inner.defaults
+        self._inner.state = self.state
+
+    def _groups(self, model: nn.Module, params: Iterable[Any] | None) -> list[dict[str, Any]]:
+        """Take the parameters of norm layers, which have no prior, into groups of their own."""
+        given = list(trainable(model).values() if params is None else params)
+        groups = given if given and isinstance(given[0], dict) else [{"params": given}]
+        names, norms = {id(p): name for name, p in model.named_parameters()}, norm_parameters(model)
+        found: list[dict[str, Any]] = []
+        for group in groups:
+            members = group["params"]
+            members = [members] if isinstance(members, torch.Tensor) else list(members)
+            plain = [p for p in members if names.get(id(p)) not in norms]
+            rest = [p for p in members if names.get(id(p)) in norms]
+            for some, decay in ((plain, self._decay), (rest, 0.0)):
+                if some:
+                    found.append({"weight_decay": decay, **group, "params": some})
+        return found
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Train more of the model's parameters, with options of their own where the group has them."""
+        if self._inner is None:
+            super().add_param_group(param_group)
+            return
+        for group in self._groups(self.model, [param_group]):
+            super().add_param_group(group)
+            self._inner.add_param_group(group)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take one step.
+
+        Args:
+            closure: Clears the gradients, computes the *mean* loss of a batch and its gradients, and
+                returns the loss. Without it, the gradients that are there are used.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if self._pulls:
+            self._add_prior()
+        assert self._inner is not None
+        self._inner.step()
+        return loss
+
+    def _add_prior(self) -> None:
+        """Add −∇log p(w) / train_size to the gradients."""
+        norms = norm_parameters(self.model)
+        for group in self.param_groups:
+            named = {self._names[id(p)]: p for p in group["params"] if p.grad is not None}
+            named = {name: p for name, p in named.items() if name not in norms}
+            pull = self.prior.grad({name: p.detach() for name, p in named.items()})
+            for name, p in named.items():
+                p.grad.add_(pull[name], alpha=-1 / group["train_size"])
+
+    def posterior(self) -> Point:
+        """Return the weights, with all mass on them."""
+        return Point(snapshot(self.model), model_name=type(self.model).__name__)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if self._inner is not None:
+            self._inner.param_groups, self._inner.state = self.param_groups, self.state
+
+
+@register(
+    "mle",
+    family="one network",
+    posterior="Point",
+    summary="one network, trained on the likelihood alone",
+    paper="the baseline of the hypernetwork paper (Ensemble-MLE)",
+)
+class MLE(MAP):
+    """Maximum likelihood: Adam or SGD without a prior.
+
+    Args:
+        model: The network.
+        lr: The learning rate.
+        optimizer: `"adam"` or `"sgd"`.
+        momentum: SGD's momentum.
+        params: Parameters of the model, or groups of them; all trainable ones if None.
+
+    Example:
+        >>> import torch, torchbayes as tb
+        >>> tb.MLE(torch.nn.Linear(2, 1)).param_groups[0]["weight_decay"]
+        0.0
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lr: float = 1e-3,
+        *,
+        optimizer: str = "adam",
+        momentum: float = 0.9,
+        params: Iterable[Any] | None = None,
+    ) -> None:
+        super().__init__(
+            model, lr, train_size=1, prior=0.0, optimizer=optimizer, momentum=momentum,
+            params=params,
+        )  # fmt: skip

@@ -368,7 +368,7 @@ class Vogn:
         """Move the mean, given ĝ and ĥ / factor."""
         vogn_update(
             self.mean, self.momentum, self.precision, gradients, squares, self.scratch,
-            alpha=1e-4, beta1=0.9, betas=(0.9, 0.1), delta=self.delta, gamma=self.gamma, h_factor=factor,
+            alpha=1e-4, beta1=0.9, beta2=0.1, delta=self.delta, gamma=self.gamma, h_factor=factor,
         )  # fmt: skip
 
 

@@ -37,7 +37,8 @@ def test_the_blocks_of_a_page_run_one_after_the_other(
 def test_a_method_has_a_page_with_its_settings(name: str) -> None:
     text = (ROOT / "docs" / "methods" / f"{name}.md").read_text(encoding="utf-8")
     assert text.startswith(f"# {name}\n")
-    assert f"::: {METHODS[name].__module__}.{METHODS[name].__name__}" in text
+    algorithm = METHODS[name].algorithm
+    assert f"::: {algorithm.__module__}.{algorithm.__name__}" in text
     assert "## What goes wrong" in text
 
 

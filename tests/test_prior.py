@@ -324,7 +324,7 @@ def test_a_number_is_a_precision_and_never_a_mean() -> None:
             TypeError, match=r"expected a prior such as GaussianPrior\(…\), or a number"
         ):
             as_prior(wrong)
-    with pytest.raises(ValueError, match="is -1: expected a finite number of at least 0"):
+    with pytest.raises(ValueError, match="prior is -1: expected a precision"):
         as_prior(-1.0)
 
 
@@ -391,5 +391,5 @@ def test_a_prior_of_other_weights() -> None:
                 prior.log_prob(weights)
             with pytest.raises(ValueError, match=r"but the weight has \(3,\)"):
                 prior.grad(weights)
-    per_column = tb.GaussianPrior({"w": torch.ones(1, 3)}).log_prob({"w": torch.ones(2, 3)})
+    per_column = tb.GaussianPrior(mean={"w": torch.ones(1, 3)}).log_prob({"w": torch.ones(2, 3)})
     assert float(per_column) == pytest.approx(6 * stats.norm.logpdf(0))

@@ -438,6 +438,10 @@ def as_prior(prior: Prior | float) -> Prior:
             f"prior is {prior!r}: expected a prior such as GaussianPrior(…), or a number, the precision of "
             "N(0, 1/precision)"
         )
+    if not 0 <= prior < math.inf:
+        raise ValueError(
+            f"prior is {prior:g}: expected a precision, a finite number of at least 0, or a prior"
+        )
     return GaussianPrior(precision=float(prior))
 
 

@@ -162,7 +162,7 @@ def test_recipe_settings_and_flags(run, tmp_path: Path) -> None:
     recipe = tmp_path / "r.toml"
     recipe.write_text(
         'data = "digits"\nmodel = "mlp"\nepochs = 7\nmodel_options = {hidden = [8]}\n'
-        "[options]\nlr = 0.01\n[cpu]\nepochs = 2\n[cpu.options]\nprior_precision = 3.0\n"
+        "[options]\nlr = 0.01\n[cpu]\nepochs = 2\n[cpu.options]\nprior = 3.0\n"
     )
     out = tmp_path / "run"
     extra = ["--set", "lr=0.02", "--setting", "clip_norm=2"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 import torchbayes as tb
+from torchbayes.core.registry import FAMILIES
 from torchbayes.posterior import Samples, Weights
 from torchbayes.train.method import Plan
 from torchbayes.train.progress import Progress
@@ -64,6 +66,7 @@ def test_learns_an_easy_problem(method: str) -> None:
     prediction = run.predict(fresh, generator=torch.Generator().manual_seed(0))
     assert (prediction.prediction == truth).float().mean() > 0.9
     torch.testing.assert_close(prediction.probs.sum(1), torch.ones(len(fresh)))
+    assert type(run.posterior).__name__ == METHODS[method].posterior_kind
 
 
 @every_method
@@ -166,11 +169,14 @@ def test_describes_itself(method: str) -> None:
     assert cls.summary
     assert "\n" not in cls.summary
     assert cls.paper
-    from torchbayes.cli.inspect import _meaning
+    assert cls.family in FAMILIES
     from torchbayes.train.registry import method_options
 
     for option in method_options(cls).values():
-        assert _meaning(cls, option.name), f"{method}: option {option.name} is not documented"
+        assert option.meaning, f"{method}: option {option.name} is not documented"
+        assert option.default is not inspect.Parameter.empty, (
+            f"{method}: {option.name} has no default"
+        )
 
 
 @every_method

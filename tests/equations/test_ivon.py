@@ -50,7 +50,7 @@ def test_five_steps(k: int, xi: float, tau: float) -> None:
     )  # fmt: skip
     generator = torch.Generator().manual_seed(3)
     mu, h = ivon(
-        weights_of(net), lambda: noise_from(generator), steps=5, lr=0.1, beta1=0.8, betas=(0.9, 0.9),
+        weights_of(net), lambda: noise_from(generator), steps=5, lr=0.1, beta1=0.8, beta2=0.9,
         lam=N / tau, delta=2.0 * tau / N, h0=0.5, k=k, xi=xi,
     )  # fmt: skip
     for t in range(5):
@@ -68,12 +68,12 @@ def test_a_prior_of_its_own_for_every_weight() -> None:
     precision = {"weight": torch.tensor([[0.5, 4.0, 9.0]]), "bias": torch.tensor([0.0])}
     net = model()
     optimizer = IVON(
-        net, 0.1, train_size=N, prior=GaussianPrior(mean, precision), betas=(0.8, 0.9),
-        generator=torch.Generator().manual_seed(3),
+        net, 0.1, train_size=N, prior=GaussianPrior(mean=mean, precision=precision), betas=(0.8, 0.9),
+        initial_curvature=1.0, generator=torch.Generator().manual_seed(3),
     )  # fmt: skip
     generator = torch.Generator().manual_seed(3)
     mu, _ = ivon(
-        weights_of(net), lambda: noise_from(generator), steps=4, lr=0.1, beta1=0.8, betas=(0.9, 0.9),
+        weights_of(net), lambda: noise_from(generator), steps=4, lr=0.1, beta1=0.8, beta2=0.9,
         lam=N, delta=np.array([0.5, 4.0, 9.0, 0.0]) / N, h0=1.0,
         prior_mean=np.array([1.0, 2.0, 3.0, 0.5]),
     )  # fmt: skip
@@ -89,7 +89,7 @@ def test_follows_the_authors_package(k: int, monkeypatch: pytest.MonkeyPatch) ->
     nets = model(), model()
     torch.manual_seed(0)
     reference = theirs.IVON(
-        nets[0].parameters(), lr=0.1, ess=N, weight_decay=2.0 / N, beta1=0.8, betas=(0.9, 0.99),
+        nets[0].parameters(), lr=0.1, ess=N, weight_decay=2.0 / N, beta1=0.8, beta2=0.99,
         hess_init=0.5, mc_samples=k,
     )  # fmt: skip
     ours = IVON(nets[1], 0.1, train_size=N, prior=2.0, betas=(0.8, 0.99), initial_curvature=0.5)

@@ -78,7 +78,8 @@ def test_five_steps(noisy: bool, refresh: int) -> None:
     }  # fmt: skip
     if noisy:
         generator = torch.Generator().manual_seed(3)
-        optimizer = NoisyKFAC(net, 0.1, temperature=0.7, generator=generator, **common)
+        common |= {"temperature": 0.7, "temperature_steps": 0, "generator": generator}
+        optimizer = NoisyKFAC(net, 0.1, **common)
     else:
         optimizer = KFAC(net, 0.1, **common)
     again = torch.Generator().manual_seed(3)
@@ -89,7 +90,7 @@ def test_five_steps(noisy: bool, refresh: int) -> None:
         return np.hstack([parts[0].numpy(), parts[1].numpy()[:, None]])
 
     expected = transcription(
-        start, noise if noisy else None, lr=0.1, beta1=0.8, betas=(0.9, 0.4), delta=2.0, gamma=0.01,
+        start, noise if noisy else None, lr=0.1, beta1=0.8, beta2=0.4, delta=2.0, gamma=0.01,
         tau=0.7 if noisy else 1.0, refresh=refresh,
     )  # fmt: skip
     for batch in BATCHES:
@@ -107,7 +108,7 @@ def test_five_steps(noisy: bool, refresh: int) -> None:
 def test_a_draw_of_the_posterior_has_the_factors_covariance() -> None:
     """Cov(vec W) = (τ/N) A⁻¹ ⊗ G⁻¹ of the damped factors, with vec stacking columns."""
     net = layer()
-    optimizer = NoisyKFAC(net, 0.0, train_size=N, damping=0.1)
+    optimizer = NoisyKFAC(net, 0.0, train_size=N, damping=0.1, temperature_steps=0)
     with optimizer.sampled():
         loss_of(net, BATCHES[0]).backward()
     optimizer.step()

@@ -66,7 +66,7 @@ def test_five_steps_of_vogn(case: str) -> None:
     generator = torch.Generator().manual_seed(3)
     taus = [tau if start is None else start + (tau - start) * min(1, t / steps) for t in range(6)]
     mu, s = algorithm_1(
-        weights_of(net), lambda: noise_from(generator), steps=5, lrs=lrs, beta1=0.8, betas=(0.9, 0.3),
+        weights_of(net), lambda: noise_from(generator), steps=5, lrs=lrs, beta1=0.8, beta2=0.3,
         delta=1.5, gamma=0.01, taus=taus, k=options.get("k", 1), rho=options.get("rho", 1.0),
         s0=options.get("s0"), correct=options.get("correct", False),
     )  # fmt: skip
@@ -87,13 +87,14 @@ def test_a_prior_of_its_own_for_every_weight() -> None:
     precision = {"weight": torch.tensor([[0.5, 4.0, 9.0]]), "bias": torch.tensor([0.0])}
     net = model()
     optimizer = VOGN(
-        net, 0.05, train_size=N, prior=GaussianPrior(mean, precision), damping=0.01,
-        betas=(0.8, 0.3), initial_precision=1.0, generator=torch.Generator().manual_seed(3),
+        net, 0.05, train_size=N, prior=GaussianPrior(mean=mean, precision=precision), damping=0.01,
+        betas=(0.8, 0.3), initial_precision=1.0, temperature_steps=0,
+        generator=torch.Generator().manual_seed(3),
     )  # fmt: skip
     generator = torch.Generator().manual_seed(3)
     mu, _ = algorithm_1(
         weights_of(net), lambda: noise_from(generator), steps=4, lrs=[0.05] * 4, beta1=0.8,
-        betas=(0.9, 0.3), delta=np.array([0.5, 4.0, 9.0, 0.0]), gamma=0.01, taus=[1.0] * 4, k=1, rho=1.0,
+        beta2=0.3, delta=np.array([0.5, 4.0, 9.0, 0.0]), gamma=0.01, taus=[1.0] * 4, k=1, rho=1.0,
         s0=1.0, prior_mean=np.array([1.0, 2.0, 3.0, 0.5]),
     )  # fmt: skip
     for t in range(4):

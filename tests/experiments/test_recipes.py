@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from torchbayes.experiments.compare import rows_from
+from torchbayes.experiments.options import check_spelling
 from torchbayes.experiments.recipes import find_recipe, recipe_folder
 from torchbayes.experiments.settings import Experiment, recipe_settings
 from torchbayes.models import MODELS
-from torchbayes.train.registry import METHODS, check_options, find_method
+from torchbayes.train.registry import METHODS, find_method
 
 FILES = sorted(recipe_folder().glob("*/*.toml"))
 
@@ -21,7 +22,7 @@ def test_recipe_is_valid(file: Path, cpu: bool) -> None:
     settings = recipe_settings(file, cpu=cpu)
     methods, tables = settings.pop("methods", {}), settings.pop("rows", {})
     for method, options in methods.items():
-        check_options(find_method(method), options)
+        check_spelling(find_method(method), options)
     experiment = Experiment.from_settings(settings, str(file))
     assert experiment.network in MODELS
     assert methods or tables or experiment.method in METHODS

@@ -20,8 +20,8 @@ ALL = [getattr(optim, name) for name in optim.__all__]
 Pair = tuple[nn.Module, ModelOptimizer]
 
 
-def test_there_are_ten() -> None:
-    assert len(ALL) == 10
+def test_every_optimiser_has_the_base() -> None:
+    assert len(ALL) >= 12
     assert all(issubclass(kind, ModelOptimizer) for kind in ALL)
 
 
@@ -59,7 +59,7 @@ def test_a_copied_pair_continues_as_the_original_would(
 ) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Tanh(), nn.Linear(4, 1))
-    optimizer = kind(model, train_size=8)
+    optimizer = kind(model) if kind is optim.MLE else kind(model, train_size=8)
     torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)  # replaces the instance's `step`
     train(model, optimizer, 3)
     twin, its = duplicate((model, optimizer))

@@ -80,7 +80,8 @@ def assert_equal(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
 @every
 def test_trains(name: str) -> None:
     net = network()
-    losses = train(net, make(name, net, 0.3 if name == "ivon" else 0.01), 90)
+    options = {"lr": 0.3, "initial_curvature": 1.0} if name == "ivon" else {"damping": 1e-3}
+    losses = train(net, make(name, net, **options), 90)
     assert sum(losses[-6:]) < 0.7 * sum(losses[:6])
 
 
@@ -367,7 +368,7 @@ def test_a_look_at_a_draw_is_not_a_step(name: str) -> None:
 BAD = [
     ({"train_size": 0}, "train_size is 0"),
     ({"train_size": 2.5}, "train_size is 2.5"),
-    ({"prior": -1.0}, "prior_precision is -1"),
+    ({"prior": -1.0}, "prior is -1"),
     ({"lr": -1.0}, "lr is -1"),
     ({"betas": (1.5, 0.1)}, r"betas\[0\] is 1.5"),
 ]

@@ -73,7 +73,7 @@ def test_diagonal_methods_reach_the_best_diagonal_gaussian(method: str, tau: flo
     the mean stays 0 (for IVON, whose estimate of the curvature is noisier by that gradient's size).
     """
     delta = 4.0 * N
-    target = problem(prior=delta, weight=0.0)
+    target = problem(prior_precision=delta, weight=0.0)
     net = network(outputs=64)
     common = {
         "train_size": N, "prior": delta, "temperature": tau,
@@ -96,7 +96,7 @@ def test_diagonal_methods_reach_the_best_diagonal_gaussian(method: str, tau: flo
 
 @pytest.mark.parametrize("method", ["vogn", "ivon"])
 def test_diagonal_methods_find_the_mean_of_a_problem_with_signal(method: str) -> None:
-    target = problem(prior=2.0)
+    target = problem(prior_precision=2.0)
     net = network(outputs=1)
     common = {
         "train_size": N, "prior": 2.0, "generator": torch.Generator().manual_seed(0)
@@ -118,7 +118,7 @@ def test_diagonal_methods_find_the_mean_of_a_problem_with_signal(method: str) ->
 def test_noisy_kfac_reaches_the_full_posterior(tau: float) -> None:
     """With one output G is a number, and A ⊗ G is the exact Hessian, correlations and all."""
     delta = 4e-4  # splitting the damping λ = τδ/N adds O(√λ) to the curvature: keep it small
-    target = problem(prior=delta)
+    target = problem(prior_precision=delta)
     net = network(outputs=1)
     optimizer = NoisyKFAC(
         net, 0.05, train_size=N, prior=delta, temperature=tau, betas=(0.9, 0.02),

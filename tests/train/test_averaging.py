@@ -132,7 +132,15 @@ def test_averages_the_ends_of_the_cycles(name: str) -> None:
 
 def test_hwa_keeps_the_mean_fields_own_variance() -> None:
     method, _, _ = run_method(
-        "hwa", 2, 5, lr=0.0001, start=0.5, cycles=5, init_std=0.3, kl_warmup=1.0
+        "hwa",
+        2,
+        5,
+        lr=0.0001,
+        start=0.5,
+        cycles=5,
+        init_std=0.3,
+        kl_schedule="linear",
+        kl_warmup=1.0,
     )
     drawn = method.module.posterior().std()  # hardly moved at this learning rate
     for name, std in method.posterior().std().items():

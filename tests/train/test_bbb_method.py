@@ -137,11 +137,9 @@ def test_no_warning_where_all_is_well() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"estimator": "flip"}, "estimator is 'flip': expected shared_draw or"),
-        ({"prior": "laplace"}, "prior is 'laplace': expected gaussian or mixture"),
-        ({"prior": 0.0}, "precision .* is 0: expected a finite number above 0"),
-        ({"prior": "mixture", "std2": -1.0}, "std2 is -1"),
-        ({"prior": "mixture", "pi": 1.5}, "pi is 1.5"),
+        ({"estimator": "flip"}, "estimator is 'flip': expected shared_draw"),
+        ({"prior": "laplace"}, "prior is 'laplace': expected a prior such as"),
+        ({"prior": 0.0}, "prior is 0: without a prior the spread"),
         ({"mc_samples": 0}, "mc_samples is 0: expected at least 1 draw"),
         (
             {"kl_schedule": "cosine"},
@@ -153,5 +151,5 @@ def test_no_warning_where_all_is_well() -> None:
     ],
 )
 def test_bad_options(options: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message):
         method(**options)

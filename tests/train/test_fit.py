@@ -275,7 +275,7 @@ def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
         ({"method": "mapp"}, "did you mean 'map'"),
         ({"learning_rate": 1.0}, "no option 'learning_rate'"),
         ({"lr": -1.0}, "lr is -1"),
-        ({"prior": -1.0}, "prior_precision is -1"),
+        ({"prior": -1.0}, "prior is -1"),
         ({"schedule": "cosin"}, "schedule is 'cosin'"),
     ],
 )

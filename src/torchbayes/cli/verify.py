@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from typing import Annotated
 
 import typer
@@ -11,6 +12,7 @@ from rich.console import Console
 
 from torchbayes.checks.verify import verify as verified
 from torchbayes.cli.options import Json, method_pairs
+from torchbayes.experiments.options import translated
 
 __all__ = ["verify"]
 
@@ -53,7 +55,7 @@ def verify(
         epochs=epochs,
         told_size=told_size,
         seed=seed,
-        **options,
+        **translated(options, steps_per_epoch=math.ceil(train_size / batch_size)),
     )
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(found)))

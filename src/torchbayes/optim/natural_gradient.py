@@ -250,8 +250,7 @@ class WeightOptimizer(ModelOptimizer):
             )
         statistics = self._gathered()
         examples = self._local_examples if self._bank.empty else self._bank.examples
-        # Several draws of a closure see the same examples.
-        self._batch_size = max(1.0, examples / (1 if closure is None else self.mc_samples))
+        self._batch_size = max(1.0, examples / self.mc_samples)  # all draws see the same examples
         self._check_train_size()
         if scale is not None:
             statistics.unscale(float(scale))

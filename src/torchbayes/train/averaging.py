@@ -19,12 +19,12 @@ from torchbayes.train.schedule import Schedule
 from torchbayes.train.wrapper import MeanFieldMethod
 from torchbayes.variational import MeanField
 
-__all__ = ["AveragingMethod", "HwaMethod"]
+__all__ = ["AveragingMethod", "HwaMethod", "SwaMethod"]
 
 _NORM_BATCHES = 20
 
 
-class _Averaging(Method):
+class AveragingMethod(Method):
     """Trains as another method does, and takes a snapshot at the end of every cycle of the last epochs.
 
     The first epochs follow the run's own schedule, squeezed into their number.
@@ -132,7 +132,7 @@ class _Averaging(Method):
         self.averager.load_state_dict(state["averager"])
 
 
-class AveragingMethod(_Averaging):
+class SwaMethod(AveragingMethod):
     """An average of the weights of ordinary training: SWA and SWAG."""
 
     uses = (MAP,)
@@ -145,7 +145,7 @@ class AveragingMethod(_Averaging):
         self.averager = self.build(self.algorithm, model)
 
 
-class HwaMethod(_Averaging, MeanFieldMethod):
+class HwaMethod(AveragingMethod, MeanFieldMethod):
     """An average of the means and variances of a mean field."""
 
     uses = (MLE, MeanField)

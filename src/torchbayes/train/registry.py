@@ -24,7 +24,7 @@ from torchbayes.optim.base import ModelOptimizer
 from torchbayes.optim.sampler import Sampler
 from torchbayes.posterior import Wrapper
 from torchbayes.train import ensemble as _declares_a_method  # noqa: F401
-from torchbayes.train.averaging import AveragingMethod, HwaMethod
+from torchbayes.train.averaging import HwaMethod, SwaMethod
 from torchbayes.train.chains import SamplerMethod
 from torchbayes.train.method import Method, arguments_of
 from torchbayes.train.optimizer import OptimizerMethod
@@ -39,7 +39,7 @@ _LOG = logging.getLogger("torchbayes")
 _DRIVERS: dict[type, type[Method]] = {
     ModelOptimizer: OptimizerMethod,
     Sampler: SamplerMethod,
-    Averager: AveragingMethod,
+    Averager: SwaMethod,
     HWA: HwaMethod,
     Wrapper: WrapperMethod,
     MeanField: MeanFieldMethod,

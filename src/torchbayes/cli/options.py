@@ -7,6 +7,7 @@ import difflib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import UnionType
 from typing import Annotated, Any, get_args
 
 import typer
@@ -58,7 +59,8 @@ def _typed(method: str, name: str, text: str) -> Any:
         hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known)}"
         raise ValueError(f"method {method!r} has no option {name!r}: {hint}")
     kind = known[name].type if name in known else float
-    kinds, value = get_args(kind) or (kind,), _plain(text)
+    union = isinstance(kind, UnionType)
+    kinds, value = get_args(kind) if union else (kind,), _plain(text)
     if str in kinds:
         return text
     if float in kinds and type(value) is int:

@@ -73,7 +73,7 @@ def pruning_rows(
     if not trained.data.classes:
         raise ValueError(
             f"{run} is a regression on {trained.data.name}: this table is of a classifier's errors; use "
-            "torchbayes.prune in Python"
+            "torchbayes.applications.prune in Python"
         )
     posterior = trained.posterior()
     if not isinstance(posterior, Gaussian):

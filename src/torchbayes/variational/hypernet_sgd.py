@@ -75,7 +75,7 @@ class HypernetSGD(torch.optim.SGD):
         >>> import torch, torchbayes as tb
         >>> from torchbayes.models import mlp
         >>> net = tb.Hypernet(mlp(4, hidden=(8, 8)))
-        >>> optimizer = tb.HypernetSGD(net, lr=0.1)
+        >>> optimizer = tb.variational.HypernetSGD(net, lr=0.1)
         >>> torch.nn.functional.cross_entropy(net(torch.randn(5, 4)), torch.arange(5)).backward()
         >>> optimizer.step()
     """

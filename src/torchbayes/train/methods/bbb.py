@@ -27,7 +27,7 @@ from torchbayes.variational.objective import annealed_weight, blundell_weight, u
 
 __all__ = ["BbbMethod"]
 
-_ESTIMATORS: dict[str, type[Estimator]] = {
+_ESTIMATORS: dict[str, Estimator] = {
     estimator.__name__: estimator for estimator in (shared_draw, local_reparameterisation, flipout)
 }
 _KL_SCHEDULES = ("uniform", "blundell", "linear")

@@ -10,9 +10,6 @@ from rich.console import Console
 from rich.table import Table
 
 from torchbayes.cli.options import DataDir, Json
-from torchbayes.data import DATASETS
-from torchbayes.models import MODELS
-from torchbayes.train.methods import METHODS, find_method, method_options
 
 __all__ = ["data", "methods", "models"]
 
@@ -34,6 +31,8 @@ def methods(
     as_json: Json = False,
 ) -> None:
     """List the methods, or one method's options with their defaults."""
+    from torchbayes.train.methods import METHODS, find_method, method_options
+
     if name is None:
         rows = [{"name": n, "what it is": m.summary, "from": m.paper} for n, m in METHODS.items()]
         _show(rows, as_json)
@@ -65,6 +64,8 @@ def _meaning(method: type, option: str) -> str:
 
 def models(as_json: Json = False) -> None:
     """List the networks."""
+    from torchbayes.models import MODELS
+
     _show(
         [{"name": n, "what it is": m.summary, "from": m.source} for n, m in MODELS.items()], as_json
     )
@@ -72,6 +73,8 @@ def models(as_json: Json = False) -> None:
 
 def data(data_dir: DataDir = None, as_json: Json = False) -> None:
     """List the data sets and whether they are on this machine."""
+    from torchbayes.data import DATASETS
+
     _show(
         [
             {"name": n, "here": "yes" if e.available(data_dir) else "no", "what it is": e.summary}

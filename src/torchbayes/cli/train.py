@@ -86,7 +86,7 @@ def train(
     model_set: ModelSet = None,
     setting: Settings = None,
     out: Annotated[
-        Path | None, typer.Option(help="Run folder.", show_default="runs/DATA-MODEL-METHOD-SEED")
+        Path | None, typer.Option(help="Run folder; runs/DATA-MODEL-METHOD-SEED if not given.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
     checkpoint_seconds: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 30.0,

@@ -17,7 +17,7 @@ from PIL import Image
 from sklearn.metrics import log_loss, roc_auc_score
 
 import torchbayes as tb
-from torchbayes.cli import app, main
+from torchbayes.cli import app
 from torchbayes.data.transform import Normalise
 from torchbayes.experiments.predictions_file import Predictions
 from torchbayes.experiments.settings import Experiment, TrainedRun
@@ -25,20 +25,6 @@ from torchbayes.models import MODELS
 from torchbayes.train.methods import METHODS
 
 QUICK = ["--model", "mlp", "--model-set", "hidden=[16]", "--epochs", "1"]
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    """Call the command line in this process; gives the exit code, stdout and stderr."""
-
-    def call(*arguments: str | Path) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["torchbayes", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stopped:
-            main()
-        output = capsys.readouterr()
-        return int(stopped.value.code or 0), output.out, output.err
-
-    return call
 
 
 def sentence(err: str) -> str:

@@ -13,23 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from torchbayes.cli.options import (
-    Augment,
-    BatchSize,
-    Cpu,
-    Data,
-    DataDir,
-    Epochs,
-    Json,
-    Model,
-    ModelSet,
-    Recipe,
-    Samples,
-    ScheduleName,
-    Settings,
-    method_pairs,
-    settings_from,
-)
+from torchbayes.cli import options as opt
 
 if TYPE_CHECKING:
     from torchbayes.experiments.compare import Comparison
@@ -51,19 +35,19 @@ _COLUMNS = {
 
 
 def compare(
-    recipe: Recipe = None,
-    cpu: Cpu = False,
-    data: Data = None,
-    model: Model = None,
+    recipe: opt.Recipe = None,
+    cpu: opt.Cpu = False,
+    data: opt.Data = None,
+    model: opt.Model = None,
     methods: Annotated[
         str | None, typer.Option(help="Comma-separated names.", show_default="all")
     ] = None,
-    epochs: Epochs = None,
-    batch_size: BatchSize = None,
-    samples: Samples = None,
+    epochs: opt.Epochs = None,
+    batch_size: opt.BatchSize = None,
+    samples: opt.Samples = None,
     seeds: Annotated[int, typer.Option(help="Runs of every method, with different seeds.")] = 1,
-    augment: Augment = None,
-    schedule: ScheduleName = None,
+    augment: opt.Augment = None,
+    schedule: opt.ScheduleName = None,
     set_: Annotated[
         list[str] | None,
         typer.Option(
@@ -71,8 +55,8 @@ def compare(
             help="An option: lr=0.01 for every method that has it, ensemble.members=3 for one; repeatable.",
         ),
     ] = None,
-    model_set: ModelSet = None,
-    setting: Settings = None,
+    model_set: opt.ModelSet = None,
+    setting: opt.Settings = None,
     corruptions: Annotated[
         bool | None,
         typer.Option(
@@ -83,8 +67,8 @@ def compare(
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("comparison"),
     resume: Annotated[bool, typer.Option("--resume", help="Keep what --out already has.")] = False,
-    data_dir: DataDir = None,
-    as_json: Json = False,
+    data_dir: opt.DataDir = None,
+    as_json: opt.Json = False,
 ) -> None:
     """Train several methods at the same budget, score them and write a page to read.
 
@@ -107,7 +91,7 @@ def compare(
         "data": data, "model": model, "epochs": epochs, "batch_size": batch_size,
         "samples": samples, "augment": augment, "schedule": schedule,
     }  # fmt: skip
-    settings = settings_from(recipe, cpu, model_set, setting, flags)
+    settings = opt.settings_from(recipe, cpu, model_set, setting, flags)
     tables: dict[str, dict[str, Any]] = settings.pop("methods", {})
     lines: dict[str, dict[str, Any]] = settings.pop("rows", {})
     named = [m for m in tables if m in METHODS] if every else list(tables)
@@ -120,7 +104,7 @@ def compare(
         lines = {name: {"method": name, "options": tables.get(name, {})} for name in names}
     usual = settings.get("method", Experiment.method)
     trained = {n: t.get("method", usual) for n, t in lines.items() if "last_of" not in t}
-    given = method_pairs(set_ or [], trained)
+    given = opt.method_pairs(set_ or [], trained)
     if seeds < 1:
         raise ValueError(f"seeds is {seeds}: expected at least 1")
     if (out / "results.json").exists() and not resume:
@@ -171,7 +155,7 @@ def _names(text: str, rows: Mapping[str, Any]) -> list[str]:
 
 def report(
     out: Annotated[Path, typer.Argument(help="Folder of a comparison or of one finished run.")],
-    as_json: Json = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Write report.html, table.md and table.tex again from the results of a comparison or of one run."""
     from torchbayes.report import write_report

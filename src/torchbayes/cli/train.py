@@ -10,26 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from torchbayes.cli.options import (
-    Augment,
-    BatchSize,
-    Cpu,
-    Data,
-    DataDir,
-    Epochs,
-    Json,
-    Model,
-    ModelSet,
-    Recipe,
-    RunFolder,
-    RunSamples,
-    Samples,
-    ScheduleName,
-    Set,
-    Settings,
-    method_pairs,
-    settings_from,
-)
+from torchbayes.cli import options as opt
 
 if TYPE_CHECKING:
     from torchbayes.experiments.settings import Experiment, TrainedRun
@@ -54,24 +35,24 @@ _SHOWN = {
 
 
 def train(
-    recipe: Recipe = None,
-    cpu: Cpu = False,
-    data: Data = None,
-    model: Model = None,
+    recipe: opt.Recipe = None,
+    cpu: opt.Cpu = False,
+    data: opt.Data = None,
+    model: opt.Model = None,
     method: Annotated[
         str | None,
         typer.Option(help="Method; `torchbayes methods` lists them.", show_default="map"),
     ] = None,
-    epochs: Epochs = None,
-    batch_size: BatchSize = None,
-    samples: Samples = None,
+    epochs: opt.Epochs = None,
+    batch_size: opt.BatchSize = None,
+    samples: opt.Samples = None,
     seed: Annotated[int | None, typer.Option(help="Random seed.", show_default="0")] = None,
     validation: Annotated[
         float | None,
         typer.Option(help="Share of the training set to hold out and score.", show_default="0"),
     ] = None,
-    augment: Augment = None,
-    schedule: ScheduleName = None,
+    augment: opt.Augment = None,
+    schedule: opt.ScheduleName = None,
     clip_norm: Annotated[
         float | None, typer.Option(help="Largest gradient norm.", show_default="no limit")
     ] = None,
@@ -82,9 +63,9 @@ def train(
     accumulate: Annotated[
         int | None, typer.Option(help="Gradient-accumulation steps.", show_default="1")
     ] = None,
-    set_: Set = None,
-    model_set: ModelSet = None,
-    setting: Settings = None,
+    set_: opt.Set = None,
+    model_set: opt.ModelSet = None,
+    setting: opt.Settings = None,
     out: Annotated[
         Path | None, typer.Option(help="Run folder; runs/DATA-MODEL-METHOD-SEED if not given.")
     ] = None,
@@ -93,8 +74,8 @@ def train(
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Also write TensorBoard's event files to --out.")
     ] = False,
-    data_dir: DataDir = None,
-    as_json: Json = False,
+    data_dir: opt.DataDir = None,
+    as_json: opt.Json = False,
 ) -> None:
     """Train a network into a posterior and score it on the test set.
 
@@ -112,11 +93,11 @@ def train(
         "samples": samples, "seed": seed, "validation": validation, "augment": augment,
         "schedule": schedule, "clip_norm": clip_norm, "amp": amp, "accumulate": accumulate,
     }  # fmt: skip
-    settings = settings_from(recipe, cpu, model_set, setting, flags)
+    settings = opt.settings_from(recipe, cpu, model_set, setting, flags)
     settings.pop("methods", None)
     settings.pop("rows", None)
     name = settings.get("method", Experiment.method)
-    pairs = method_pairs(set_ or [], {name: name})[name]
+    pairs = opt.method_pairs(set_ or [], {name: name})[name]
     settings["options"] = {**settings.get("options", {}), **pairs}
     experiment = Experiment.from_settings(settings, "the settings")
     folder = out if out is not None else _default_folder(experiment)
@@ -195,8 +176,8 @@ def _number(key: str, value: float | None) -> str:
 
 
 def evaluate(
-    run: RunFolder,
-    samples: RunSamples = None,
+    run: opt.RunFolder,
+    samples: opt.RunSamples = None,
     last: Annotated[
         bool, typer.Option("--last", help="Score only the last of a sampler's samples.")
     ] = False,
@@ -206,8 +187,8 @@ def evaluate(
             "--corruptions", help="Also score noisy, blurred and otherwise damaged test images."
         ),
     ] = False,
-    data_dir: DataDir = None,
-    as_json: Json = False,
+    data_dir: opt.DataDir = None,
+    as_json: opt.Json = False,
 ) -> None:
     """Score a finished run on its test set and on out-of-distribution inputs."""
     from torchbayes.experiments.settings import TrainedRun
@@ -217,11 +198,11 @@ def evaluate(
 
 
 def predict(
-    run: RunFolder,
+    run: opt.RunFolder,
     files: Annotated[list[Path], typer.Argument(help="Image files.")],
-    samples: RunSamples = None,
-    data_dir: DataDir = None,
-    as_json: Json = False,
+    samples: opt.RunSamples = None,
+    data_dir: opt.DataDir = None,
+    as_json: opt.Json = False,
 ) -> None:
     """Classify image files and say how sure the network is and where its uncertainty comes from.
 

@@ -115,7 +115,7 @@ else:
             value = sorted([*_HOMES, *_import("torchbayes.optim").__all__])
         elif name in _HOMES:
             value = getattr(_import(f"torchbayes.{_HOMES[name]}"), name)
-        elif name[0].isupper() and name in _import("torchbayes.optim").__all__:
+        elif name[:1].isupper() and name in _import("torchbayes.optim").__all__:
             value = getattr(_import("torchbayes.optim"), name)
         else:
             raise AttributeError(f"module 'torchbayes' has no attribute {name!r}")

@@ -350,7 +350,7 @@ def test_a_methods_option_as_a_flag_is_pointed_to_set(run, arguments: list[str],
     code, _, err = run(*arguments)
     assert code == 2
     assert hint in sentence(err)
-    assert sentence(err).endswith("use --set lr=0.1")
+    assert "use --set lr=0.1 for an option of the method" in sentence(err)
 
 
 def test_a_misspelt_flag_gets_the_nearest_one(run) -> None:

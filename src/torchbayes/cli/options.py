@@ -113,10 +113,10 @@ class TrainingCommand(TyperCommand):
             own = [opt for parameter in self.params for opt in parameter.opts]
             if not flag.startswith("--") or difflib.get_close_matches(flag, own, cutoff=0.8):
                 raise
-            value = _value_of(flag, given)
+            pair = f"{flag[2:].replace('-', '_')}={_value_of(flag, given)}"
             raise ValueError(
-                f"{ctx.info_name} has no option {flag}: if it is one of the method's, use "
-                f"--set {flag[2:].replace('-', '_')}={value}"
+                f"{ctx.info_name} has no option {flag}: use --set {pair} for an option of the method, "
+                f"--setting {pair} for a setting of a recipe"
             ) from None
 
 

@@ -22,14 +22,14 @@ def main() -> None:
     print(f"right on {right.float().mean():.1%} of {len(right)} test images")
 
     # Answer only where it is safe: at most 5 % wrong answers, promised with probability 95 %.
-    rule = tb.decide(held_out, data.validation.targets, risk=0.05)
+    rule = tb.posthoc.decide(held_out, data.validation.targets, risk=0.05)
     answered = rule(test)
     print(
         f"answers {answered.float().mean():.1%}, right on {right[answered].float().mean():.1%} of them"
     )
 
     # Or give sets of classes that have the right one in them 95 times in 100.
-    sets = tb.conformal_sets(held_out, data.validation.targets, coverage=0.95)(test)
+    sets = tb.posthoc.conformal_sets(held_out, data.validation.targets, coverage=0.95)(test)
     covered = sets.gather(1, data.test.targets[:, None]).float().mean()
     print(
         f"sets of {sets.sum(1).float().mean():.2f} classes have the right one {covered:.1%} of the time"

@@ -22,8 +22,15 @@ from typing import Any
 import torch
 from torch.distributed import TCPStore
 
-# All that a training run imports, the late imports of torch's optimisers and of the scores included.
-PRELOAD = ["torchbayes.cli", "torch._dynamo", "torchmetrics.functional.classification"]
+# All that a training run imports, the late imports of commands, torch's optimisers and scores included.
+PRELOAD = [
+    "torchbayes.cli",
+    "torchbayes.experiments.compare",
+    "torchbayes.plots.toy",
+    "torchbayes.report",
+    "torch._dynamo",
+    "torchmetrics.functional.classification",
+]
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import textwrap
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import torchbayes as tb
 from torchbayes.train.registry import METHODS
 
 ROOT = Path(__file__).parents[1]
@@ -40,6 +42,26 @@ def test_a_method_has_a_page_with_its_settings(name: str) -> None:
     algorithm = METHODS[name].algorithm
     assert f"::: {algorithm.__module__}.{algorithm.__name__}" in text
     assert "## What goes wrong" in text
+
+
+# Their names are all public and stand on the page, those of `metrics` as a whole.
+NAMESPACES = ("applications", "average", "checks", "posterior", "posthoc", "prior", "variational")
+
+
+def test_every_public_name_has_its_place_on_the_api_page() -> None:
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    entries = re.findall(r"^::: torchbayes\.(\S+)$", page, re.MULTILINE)
+    assert len(entries) == len(set(entries))
+    documented = {entry.rpartition(".")[2] for entry in entries}
+    assert set(tb.__all__) <= {entry for entry in entries if "." not in entry}
+    for namespace in NAMESPACES:
+        assert set(getattr(tb, namespace).__all__) <= documented, namespace
+    for entry in entries:
+        home, _, name = f"torchbayes.{entry}".rpartition(".")
+        assert hasattr(importlib.import_module(home), name), entry
+    sections = re.findall(r"^## (.+)$", page, re.MULTILINE)
+    order = ["Method", "Posterior", "Predictive", "Metrics"]
+    assert [section for section in sections if section in order] == order
 
 
 def test_every_page_is_in_the_menu() -> None:

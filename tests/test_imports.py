@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+
+import torchbayes as tb
 
 SOURCE = Path(__file__).parents[1] / "src" / "torchbayes"
 
@@ -68,3 +72,94 @@ def test_only_one_file_imports_torch_distributed() -> None:
         or "from torch.distributed" in file.read_text(encoding="utf-8")
     ]
     assert users == ["distributed.py"]
+
+
+def modules_after(*command: str) -> set[str]:
+    """The modules that a Python process with these arguments has imported at its end."""
+    code = (
+        "import atexit, runpy, sys\n"
+        "atexit.register(lambda: sys.stderr.write('|'.join(sys.modules)))\n"
+        f"{'; '.join(command)}"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    return set(done.stderr.splitlines()[-1].split("|"))
+
+
+HEAVY = {"torch", "numpy", "sklearn", "scipy", "matplotlib", "numba"}
+
+
+def test_importing_the_package_imports_nothing_heavy() -> None:
+    found = modules_after("import torchbayes")
+    assert "torchbayes" in found
+    assert not HEAVY & found
+
+
+@pytest.mark.parametrize(
+    "words", ["--help", "--version", "trian", "train --help", "compare --lr 1", "train --epoch 3"]
+)
+def test_help_and_typing_errors_import_nothing_heavy(words: str) -> None:
+    found = modules_after(
+        f"sys.argv = ['torchbayes', *{words.split()}]",
+        "runpy.run_module('torchbayes', run_name='__main__')",
+    )
+    assert "torchbayes.cli" in found
+    assert not HEAVY & found
+
+
+def test_names_at_the_top_are_few_and_resolve() -> None:
+    assert len(tb.__all__) <= 55
+    assert len(tb.__all__) == len(set(tb.__all__))
+    assert set(tb.optim.__all__) <= set(tb.__all__) <= set(dir(tb))
+    for name in tb.__all__:
+        assert getattr(tb, name) is not None
+    names: dict[str, object] = {}
+    exec("from torchbayes import *", names)
+    assert set(tb.__all__) <= set(names)
+
+
+def test_namespaces_are_found_on_first_use() -> None:
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import torchbayes as tb; print(*(getattr(tb, n).__name__ for n in tb._NAMESPACES))",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    assert done.stdout.split() == [f"torchbayes.{name}" for name in tb._NAMESPACES]
+    assert {"average", "data", "metrics", "models", "optim", "variational"} <= set(tb._NAMESPACES)
+    assert set(tb._NAMESPACES) <= set(dir(tb))
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    for name in ("nothing", "Nothing", "__nothing__"):
+        with pytest.raises(AttributeError, match=name):
+            getattr(tb, name)
+
+
+def test_type_checkers_and_python_see_the_same_names() -> None:
+    tree = ast.parse((SOURCE / "__init__.py").read_text(encoding="utf-8"))
+    (block,) = [node for node in tree.body if isinstance(node, ast.If)]
+    seen: dict[str, str] = {}
+    for node in block.body:
+        assert isinstance(node, ast.ImportFrom)
+        for alias in node.names:
+            assert alias.name == "*" or alias.asname == alias.name
+            seen[alias.name] = node.module or ""
+    assert seen.pop("*") == "torchbayes.optim"
+    homes = {name: f"torchbayes.{home}" for name, home in tb._HOMES.items()}
+    assert seen == homes | dict.fromkeys(tb._NAMESPACES, "torchbayes")
+
+
+def test_every_kind_of_posterior_can_be_read_without_its_method() -> None:
+    code = "import torchbayes as tb; tb.load; print(*tb.Posterior.kinds)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
+    named = (getattr(tb.posterior, name) for name in tb.posterior.__all__)
+    kinds = {kind.kind for kind in named if isinstance(kind, type) and hasattr(kind, "kind")}
+    assert set(done.stdout.split()) == kinds - {""}
+    assert {"dropout", "generated", "kronecker-gaussian"} < kinds

@@ -78,8 +78,8 @@ def test_gaussian_loss_is_scipys(std: float, shape: tuple[int, ...]) -> None:
     assert float(loss) == pytest.approx(truth, rel=1e-6)
 
 
-@pytest.mark.parametrize("likelihood", [tb.GaussianNoise(0.5), tb.Observation(Poisson)])
-def test_a_column_and_a_row_of_targets_are_the_same(likelihood: tb.Observation) -> None:
+@pytest.mark.parametrize("likelihood", [tb.GaussianNoise(0.5), tb.likelihood.Observation(Poisson)])
+def test_a_column_and_a_row_of_targets_are_the_same(likelihood: tb.likelihood.Observation) -> None:
     outputs = normals(7).exp()
     targets = torch.arange(7.0).double()
     losses = {
@@ -194,10 +194,10 @@ def test_noise_is_learned_or_predicted() -> None:
 
 def test_counts_and_heavy_tails_are_scipys() -> None:
     outputs, counts = normals(25, 2), torch.arange(50).reshape(25, 2) % 7
-    poisson = tb.Observation(lambda out: Poisson(out.exp()))
+    poisson = tb.likelihood.Observation(lambda out: Poisson(out.exp()))
     truth = -stats.poisson(np.exp(outputs.numpy())).logpmf(counts.numpy()).sum(1).mean()
     assert float(poisson.loss(outputs, counts)) == pytest.approx(truth, rel=1e-10)
-    student = tb.Observation(lambda out: StudentT(4.0, out, 0.5))
+    student = tb.likelihood.Observation(lambda out: StudentT(4.0, out, 0.5))
     targets = normals(25, 2, seed=2)
     truth = -stats.t(4, outputs.numpy(), 0.5).logpdf(targets.numpy()).sum(1).mean()
     assert float(student.loss(outputs, targets)) == pytest.approx(truth, rel=1e-10)
@@ -209,7 +209,7 @@ def test_counts_and_heavy_tails_are_scipys() -> None:
 def test_distributions_over_vectors() -> None:
     outputs, targets = normals(9, 3), normals(9, 3, seed=1)
     covariance = torch.tensor([[2.0, 0.5, 0], [0.5, 1, 0], [0, 0, 3]]).double()
-    vector = tb.Observation(lambda out: MultivariateNormal(out, covariance))
+    vector = tb.likelihood.Observation(lambda out: MultivariateNormal(out, covariance))
     truth = [
         stats.multivariate_normal(m, covariance.numpy()).logpdf(y)
         for m, y in zip(outputs.numpy(), targets.numpy(), strict=True)
@@ -217,7 +217,7 @@ def test_distributions_over_vectors() -> None:
     assert float(vector.loss(outputs, targets)) == pytest.approx(-np.mean(truth), rel=1e-10)
     p = vector.predictive(torch.stack([outputs, outputs]))
     np.testing.assert_allclose(p.log_prob(targets), truth, rtol=1e-10)
-    joint = tb.Observation(lambda out: Independent(Normal(out, 1.0), 1))
+    joint = tb.likelihood.Observation(lambda out: Independent(Normal(out, 1.0), 1))
     plain = tb.GaussianNoise(1.0)
     assert float(joint.loss(outputs, targets)) == pytest.approx(
         float(plain.loss(outputs, targets)), rel=1e-6
@@ -226,7 +226,7 @@ def test_distributions_over_vectors() -> None:
 
 def test_a_function_that_gives_no_distribution() -> None:
     with pytest.raises(TypeError, match=r"gives a Tensor but must give a torch\.distributions"):
-        tb.Observation(lambda out: out).loss(torch.zeros(2), torch.zeros(2))  # type: ignore[arg-type, return-value]
+        tb.likelihood.Observation(lambda out: out).loss(torch.zeros(2), torch.zeros(2))  # type: ignore[arg-type, return-value]
 
 
 # -- What passes for a likelihood ---------------------------------------------------------------------

@@ -119,7 +119,7 @@ def test_scale_mixture_far_out_and_at_nought_is_finite(dtype: torch.dtype, std2:
 
 @pytest.mark.parametrize("scale", [0.5, 5.0])
 def test_group_laplace_integrates_to_one(scale: float) -> None:
-    prior = tb.GroupLaplacePrior(scale)
+    prior = tb.prior.GroupLaplacePrior(scale)
 
     def density(*w: float) -> float:
         return math.exp(prior.log_prob({"w": torch.tensor([w], dtype=torch.float64)}))
@@ -138,7 +138,7 @@ def test_group_laplace_integrates_to_one(scale: float) -> None:
 
 def test_group_laplace_groups_are_output_features() -> None:
     weights = some_weights()
-    prior = tb.GroupLaplacePrior(2.0)
+    prior = tb.prior.GroupLaplacePrior(2.0)
     total = sum(float(prior.log_prob({"w": row[None]})) for row in weights["conv"])
     assert float(prior.log_prob({"w": weights["conv"]})) == pytest.approx(total)
     # A vector is a Laplace distribution on every entry, also as weight norm's scales (features, 1, …).
@@ -156,7 +156,7 @@ def test_group_laplace_groups_are_output_features() -> None:
 def test_a_group_of_noughts_has_a_gradient_of_nought() -> None:
     weight = torch.zeros(2, 3)
     weight[1] = 1
-    gradient = tb.GroupLaplacePrior(1.0).grad({"w": weight})["w"]
+    gradient = tb.prior.GroupLaplacePrior(1.0).grad({"w": weight})["w"]
     assert torch.equal(gradient[0], torch.zeros(3))
     np.testing.assert_allclose(gradient[1], -np.ones(3) / np.sqrt(3), rtol=1e-6)
 
@@ -167,7 +167,7 @@ def test_unit_direction_is_the_papers_energy() -> None:
     for w in numpy(weights).values():
         rows = w.reshape(len(w), -1) if w.ndim > 1 else w.reshape(-1, 1)
         truth -= (rows.shape[1] / 2 * ((rows**2).sum(1) - 1) ** 2).sum()
-    assert float(tb.UnitDirectionPrior().log_prob(weights)) == pytest.approx(truth)
+    assert float(tb.prior.UnitDirectionPrior().log_prob(weights)) == pytest.approx(truth)
 
 
 # -- Gradients ----------------------------------------------------------------------------------------
@@ -179,8 +179,8 @@ PRIORS: list[Callable[[], tb.Prior]] = [
         precision={n: w.abs() for n, w in some_weights().items()},
     ),
     lambda: tb.ScaleMixturePrior(0.25, 1.0, 0.5),
-    lambda: tb.GroupLaplacePrior(2.0),
-    lambda: tb.UnitDirectionPrior(),
+    lambda: tb.prior.GroupLaplacePrior(2.0),
+    lambda: tb.prior.UnitDirectionPrior(),
 ]
 
 
@@ -371,7 +371,7 @@ def test_a_collapsed_posterior_cannot_become_a_prior() -> None:
         (lambda: tb.ScaleMixturePrior(pi=1.0), "pi is 1"),
         (lambda: tb.ScaleMixturePrior(std1=0.0), "std1 is 0"),
         (lambda: tb.ScaleMixturePrior(std2=math.inf), "std2 is inf"),
-        (lambda: tb.GroupLaplacePrior(scale=-1.0), "scale is -1"),
+        (lambda: tb.prior.GroupLaplacePrior(scale=-1.0), "scale is -1"),
     ],
 )
 def test_wrong_settings(make: Callable[[], tb.Prior], message: str) -> None:

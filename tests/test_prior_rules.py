@@ -26,9 +26,9 @@ def autograd(prior: tb.Prior, weights: tb.Weights) -> tb.Weights:
 @pytest.mark.parametrize(
     "prior",
     [
-        tb.GroupLaplacePrior(0.7),
-        tb.UnitDirectionPrior(),
-        PriorByName({"conv": tb.UnitDirectionPrior(), "*a*": tb.GroupLaplacePrior(2.0),
+        tb.prior.GroupLaplacePrior(0.7),
+        tb.prior.UnitDirectionPrior(),
+        PriorByName({"conv": tb.prior.UnitDirectionPrior(), "*a*": tb.prior.GroupLaplacePrior(2.0),
                      "*": tb.GaussianPrior(mean=0.1, precision=3.0)}),
     ],
 )  # fmt: skip

@@ -7,162 +7,124 @@ Train any `nn.Module` with a Bayesian method and get predictions with calibrated
     p.probs, p.confidence, p.epistemic
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from torchbayes._version import __version__
-from torchbayes.applications.distill import distill
-from torchbayes.applications.prune import prune, signal_to_noise
-from torchbayes.average import (
-    HWA,
-    SWA,
-    SWAG,
-    branching,
-    freeze,
-    parallelizing,
-    recalibrated_samples,
-    widening,
-)
-from torchbayes.checks.nuts import compare_to_nuts
-from torchbayes.checks.verify import verify
-from torchbayes.core.storage import PosteriorFileError
-from torchbayes.curvature import KroneckerGaussian
-from torchbayes.data import load_data
-from torchbayes.likelihood import Categorical, GaussianNoise, Likelihood, Observation
-from torchbayes.optim import (
-    ATMC,
-    IVON,
-    KFAC,
-    OGN,
-    PSGLD,
-    SGHMC,
-    SGLD,
-    SGNHT,
-    VOGN,
-    NoisyKFAC,
-)
-from torchbayes.posterior import (
-    Gaussian,
-    Generated,
-    LowRankGaussian,
-    Point,
-    Posterior,
-    Samples,
-    Weights,
-    latents,
-    load,
-    snapshot,
-)
-from torchbayes.posthoc import conformal_sets, decide, temperature_scaling
-from torchbayes.predict.batchnorm import recalibrate_batchnorm
-from torchbayes.predict.predictive import predictive
-from torchbayes.predict.results import ClassPredictive, Predictive, RegressionPredictive
-from torchbayes.prior import (
-    GaussianPrior,
-    GroupLaplacePrior,
-    Prior,
-    PriorByName,
-    ScaleMixturePrior,
-    UnitDirectionPrior,
-    resnetpp_prior,
-)
-from torchbayes.train.failures import TrainingError
-from torchbayes.train.fit import Run, fit
-from torchbayes.train.registry import METHODS
-from torchbayes.train.schedule import Schedule
-from torchbayes.train.tracking import Logger, TensorBoard
-from torchbayes.variational import (
-    Hypernet,
-    HypernetSGD,
-    MCDropout,
-    MeanField,
-    flipout,
-    local_reparameterisation,
-    shared_draw,
-)
+from torchbayes._version import __version__ as __version__
 
+# A name is imported when it is first used, so that neither `import torchbayes` nor the command line's help
+# waits for torch. Type checkers read the imports, Python the table below; a test holds them equal.
 if TYPE_CHECKING:
-    from torchbayes.sklearn import BayesianClassifier, BayesianRegressor
+    from torchbayes import (
+        applications as applications,
+        average as average,
+        checks as checks,
+        data as data,
+        likelihood as likelihood,
+        metrics as metrics,
+        models as models,
+        optim as optim,
+        posterior as posterior,
+        posthoc as posthoc,
+        prior as prior,
+        variational as variational,
+    )
+    from torchbayes.average import HWA as HWA, SWA as SWA, SWAG as SWAG
+    from torchbayes.checks.verify import verify as verify
+    from torchbayes.data import load_data as load_data
+    from torchbayes.likelihood import (
+        Categorical as Categorical,
+        GaussianNoise as GaussianNoise,
+        Likelihood as Likelihood,
+    )
+    from torchbayes.optim import *
+    from torchbayes.posterior import (
+        Gaussian as Gaussian,
+        KroneckerGaussian as KroneckerGaussian,
+        LowRankGaussian as LowRankGaussian,
+        Point as Point,
+        Posterior as Posterior,
+        Samples as Samples,
+        Weights as Weights,
+        latents as latents,
+        load as load,
+        snapshot as snapshot,
+    )
+    from torchbayes.predict.batchnorm import recalibrate_batchnorm as recalibrate_batchnorm
+    from torchbayes.predict.predictive import predictive as predictive
+    from torchbayes.predict.results import (
+        ClassPredictive as ClassPredictive,
+        Predictive as Predictive,
+        RegressionPredictive as RegressionPredictive,
+    )
+    from torchbayes.prior import (
+        GaussianPrior as GaussianPrior,
+        Prior as Prior,
+        ScaleMixturePrior as ScaleMixturePrior,
+    )
+    from torchbayes.sklearn import (
+        BayesianClassifier as BayesianClassifier,
+        BayesianRegressor as BayesianRegressor,
+    )
+    from torchbayes.train.failures import TrainingError as TrainingError
+    from torchbayes.train.fit import Run as Run, fit as fit
+    from torchbayes.core.registry import register as register
+    from torchbayes.train.method import Method as Method
+    from torchbayes.train.registry import METHODS as METHODS
+    from torchbayes.train.schedule import Schedule as Schedule
+    from torchbayes.train.tracking import TensorBoard as TensorBoard
+    from torchbayes.variational import (
+        Hypernet as Hypernet,
+        MCDropout as MCDropout,
+        MeanField as MeanField,
+        flipout as flipout,
+        local_reparameterisation as local_reparameterisation,
+        shared_draw as shared_draw,
+    )
+else:
+    from importlib import import_module as _import
 
-__all__ = [
-    "ATMC",
-    "HWA",
-    "IVON",
-    "KFAC",
-    "METHODS",
-    "OGN",
-    "PSGLD",
-    "SGHMC",
-    "SGLD",
-    "SGNHT",
-    "SWA",
-    "SWAG",
-    "VOGN",
-    "BayesianClassifier",
-    "BayesianRegressor",
-    "Categorical",
-    "ClassPredictive",
-    "Gaussian",
-    "GaussianNoise",
-    "GaussianPrior",
-    "Generated",
-    "GroupLaplacePrior",
-    "Hypernet",
-    "HypernetSGD",
-    "KroneckerGaussian",
-    "Likelihood",
-    "Logger",
-    "LowRankGaussian",
-    "MCDropout",
-    "MeanField",
-    "NoisyKFAC",
-    "Observation",
-    "Point",
-    "Posterior",
-    "PosteriorFileError",
-    "Predictive",
-    "Prior",
-    "PriorByName",
-    "RegressionPredictive",
-    "Run",
-    "Samples",
-    "ScaleMixturePrior",
-    "Schedule",
-    "TensorBoard",
-    "TrainingError",
-    "UnitDirectionPrior",
-    "Weights",
-    "__version__",
-    "branching",
-    "compare_to_nuts",
-    "conformal_sets",
-    "decide",
-    "distill",
-    "fit",
-    "flipout",
-    "freeze",
-    "latents",
-    "load",
-    "load_data",
-    "local_reparameterisation",
-    "parallelizing",
-    "predictive",
-    "prune",
-    "recalibrate_batchnorm",
-    "recalibrated_samples",
-    "resnetpp_prior",
-    "shared_draw",
-    "signal_to_noise",
-    "snapshot",
-    "temperature_scaling",
-    "verify",
-    "widening",
-]
+    _NAMESPACES = (
+        "applications", "average", "checks", "data", "likelihood", "metrics", "models", "optim",
+        "posterior", "posthoc", "prior", "variational",
+    )  # fmt: skip
+    # Of optim everything is public here, so that a new algorithm is listed in optim/__init__.py only.
+    _NAMES = {
+        "average": "HWA SWA SWAG",
+        "checks.verify": "verify",
+        "data": "load_data",
+        "likelihood": "Categorical GaussianNoise Likelihood",
+        "posterior": (
+            "Gaussian KroneckerGaussian LowRankGaussian Point Posterior Samples Weights latents load snapshot"
+        ),
+        "predict.batchnorm": "recalibrate_batchnorm",
+        "predict.predictive": "predictive",
+        "predict.results": "ClassPredictive Predictive RegressionPredictive",
+        "prior": "GaussianPrior Prior ScaleMixturePrior",
+        "sklearn": "BayesianClassifier BayesianRegressor",
+        "train.failures": "TrainingError",
+        "train.fit": "Run fit",
+        "core.registry": "register",
+        "train.method": "Method",
+        "train.registry": "METHODS",
+        "train.schedule": "Schedule",
+        "train.tracking": "TensorBoard",
+        "variational": "Hypernet MCDropout MeanField flipout local_reparameterisation shared_draw",
+    }
+    _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 
+    def __getattr__(name):
+        if name in _NAMESPACES:
+            return _import(f"torchbayes.{name}")
+        if name == "__all__":
+            value = sorted([*_HOMES, *_import("torchbayes.optim").__all__])
+        elif name in _HOMES:
+            value = getattr(_import(f"torchbayes.{_HOMES[name]}"), name)
+        elif name[:1].isupper() and name in _import("torchbayes.optim").__all__:
+            value = getattr(_import("torchbayes.optim"), name)
+        else:
+            raise AttributeError(f"module 'torchbayes' has no attribute {name!r}")
+        globals()[name] = value
+        return value
 
-def __getattr__(name: str) -> Any:
-    # With scikit-learn, which they need, an import of torchbayes takes nearly twice as long.
-    if name in ("BayesianClassifier", "BayesianRegressor"):
-        from torchbayes import sklearn as estimators
-
-        return getattr(estimators, name)
-    raise AttributeError(f"module 'torchbayes' has no attribute {name!r}")
+    def __dir__():
+        return sorted({*globals(), *_NAMESPACES, *__getattr__("__all__")})

@@ -84,7 +84,7 @@ class Observation(Likelihood):
 
     Example:
         >>> import torch, torchbayes as tb
-        >>> counts = tb.Observation(lambda out: torch.distributions.Poisson(out.exp()))
+        >>> counts = tb.likelihood.Observation(lambda out: torch.distributions.Poisson(out.exp()))
         >>> round(counts.loss(torch.zeros(3, 1), torch.ones(3, 1)).item(), 4)
         1.0
     """

@@ -277,7 +277,7 @@ class GroupLaplacePrior(Prior):
 
     Example:
         >>> import torch, torchbayes as tb
-        >>> prior = tb.GroupLaplacePrior(scale=5.0)
+        >>> prior = tb.prior.GroupLaplacePrior(scale=5.0)
         >>> prior.grad({"g": torch.tensor([[2.0]])})["g"].item()
         -0.20000000298023224
     """
@@ -316,7 +316,7 @@ class UnitDirectionPrior(Prior):
 
     Example:
         >>> import torch, torchbayes as tb
-        >>> tb.UnitDirectionPrior().log_prob({"v": torch.tensor([[0.6, 0.8]])}).abs().item() < 1e-12
+        >>> tb.prior.UnitDirectionPrior().log_prob({"v": torch.tensor([[0.6, 0.8]])}).abs().item() < 1e-12
         True
     """
 

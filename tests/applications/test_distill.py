@@ -31,7 +31,9 @@ def test_a_student_learns_what_no_single_draw_says() -> None:
         samples.append({"weight": torch.tensor([[8.0 * sign], [-8.0 * sign]])})
     inputs = torch.linspace(-1, 1, 200).unsqueeze(1)
     student = nn.Sequential(nn.Linear(1, 16), nn.Tanh(), nn.Linear(16, 2))
-    run = tb.distill(student, teacher, samples, inputs, epochs=40, lr=0.01, progress=False)
+    run = tb.applications.distill(
+        student, teacher, samples, inputs, epochs=40, lr=0.01, progress=False
+    )
     found = run.predict(inputs)
     assert isinstance(run.posterior, tb.Point)
     torch.testing.assert_close(found.probs, torch.full((200, 2), 0.5), atol=0.03, rtol=0)
@@ -44,7 +46,7 @@ def test_a_student_learns_what_no_single_draw_says() -> None:
 def test_bad_numbers_are_named(options: dict[str, float], message: str) -> None:
     net = nn.Linear(1, 2)
     with pytest.raises(ValueError, match=message):
-        tb.distill(net, net, tb.Point(tb.snapshot(net)), torch.zeros(3, 1), **options)  # type: ignore[arg-type]
+        tb.applications.distill(net, net, tb.Point(tb.snapshot(net)), torch.zeros(3, 1), **options)  # type: ignore[arg-type]
 
 
 def test_the_command_scores_teacher_and_student(

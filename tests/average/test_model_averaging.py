@@ -18,7 +18,11 @@ from torchbayes.models import (
 )
 from torchbayes.models.resnet import BasicBlock
 
-AVERAGES: list[Callable[..., nn.Module]] = [tb.branching, tb.parallelizing, tb.widening]
+AVERAGES: list[Callable[..., nn.Module]] = [
+    tb.average.branching,
+    tb.average.parallelizing,
+    tb.average.widening,
+]
 every_average = pytest.mark.parametrize("average", AVERAGES, ids=lambda f: f.__name__)
 
 
@@ -64,7 +68,7 @@ def test_one_time_is_the_frozen_draw(
 ) -> None:
     draw = net.posterior().sample(seeded(5))
     expected = by_hand(net.model, draw, batches)(batches[0])
-    torch.testing.assert_close(tb.freeze(net, draw, batches)(batches[0]), expected)
+    torch.testing.assert_close(tb.average.freeze(net, draw, batches)(batches[0]), expected)
     averaged = average(net, net.posterior(), 1, batches, generator=seeded(5))
     torch.testing.assert_close(averaged(batches[0]), expected)
 
@@ -75,7 +79,7 @@ def test_identical_draws_change_nothing(
     average: Callable[..., nn.Module], times: int, net: tb.Hypernet, batches: list[Tensor]
 ) -> None:
     point = one_point(net)
-    expected = tb.freeze(net, point.sample(), batches)(batches[1])
+    expected = tb.average.freeze(net, point.sample(), batches)(batches[1])
     averaged = average(net, point, times, batches)(batches[1])
     torch.testing.assert_close(averaged, expected, rtol=1e-3, atol=1e-4)
 
@@ -83,7 +87,7 @@ def test_identical_draws_change_nothing(
 def test_re_estimation_is_one_pass_of_cumulative_averages(
     net: tb.Hypernet, batches: list[Tensor]
 ) -> None:
-    wide = tb.widening(net, net.posterior(), 2, batches, generator=seeded(3))
+    wide = tb.average.widening(net, net.posterior(), 2, batches, generator=seeded(3))
     again = by_hand(wide, wide.state_dict(), batches)
     for (name, one), (_, two) in zip(wide.named_buffers(), again.named_buffers(), strict=True):
         torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-6, msg=name)
@@ -94,11 +98,11 @@ def test_branches_average_logits_or_probabilities(net: tb.Hypernet, batches: lis
     singles = []
     generator = seeded(7)
     for _ in range(3):
-        singles.append(tb.freeze(net, posterior.sample(generator), batches)(x))
+        singles.append(tb.average.freeze(net, posterior.sample(generator), batches)(x))
     outputs = torch.stack(singles)
-    logits = tb.branching(net, posterior, 3, batches, generator=seeded(7))
+    logits = tb.average.branching(net, posterior, 3, batches, generator=seeded(7))
     torch.testing.assert_close(logits(x), outputs.mean(0))
-    probabilities = tb.branching(
+    probabilities = tb.average.branching(
         net, posterior, 3, batches, generator=seeded(7), probabilities=True
     )
     torch.testing.assert_close(probabilities(x).exp(), outputs.softmax(-1).mean(0))
@@ -106,7 +110,7 @@ def test_branches_average_logits_or_probabilities(net: tb.Hypernet, batches: lis
 
 def test_widened_kernels_are_tiles_of_draws(net: tb.Hypernet, batches: list[Tensor]) -> None:
     draws = [net.posterior().sample(g) for g in [seeded(9)] for _ in range(4)]
-    wide = tb.widening(net, net.posterior(), 2, batches, generator=seeded(9))
+    wide = tb.average.widening(net, net.posterior(), 2, batches, generator=seeded(9))
     kernel = wide.layer2[0].conv2.weight
     for row in range(2):
         for column in range(2):
@@ -124,7 +128,7 @@ def test_every_copy_has_its_own_batch_norm(net: tb.Hypernet, batches: list[Tenso
         for norm in net.modules():
             if isinstance(norm, nn.BatchNorm2d):
                 norm.weight.uniform_(0.5, 1.5)
-    parallel = tb.parallelizing(net, net.posterior(), 2, batches, generator=seeded(3))
+    parallel = tb.average.parallelizing(net, net.posterior(), 2, batches, generator=seeded(3))
     one, two = (block.bn2 for block in parallel.layer2[0].blocks)
     assert torch.equal(one.weight, two.weight)
     assert one.weight.data_ptr() != two.weight.data_ptr()
@@ -145,11 +149,11 @@ def test_ensemble_members_keep_their_statistics(batches: list[Tensor]) -> None:
     models = [wide_resnet(10, 1) for _ in range(2)]
     for model in models:
         bank.append(tb.snapshot(model(batches[0]) is None or model))
-    both = tb.branching(models[0], bank, 2)(batches[1])
+    both = tb.average.branching(models[0], bank, 2)(batches[1])
     expected = torch.stack([model.eval()(batches[1]) for model in models]).mean(0)
     torch.testing.assert_close(both, expected)
     with pytest.raises(ValueError, match="only 2"):
-        tb.branching(models[0], bank, 3)
+        tb.average.branching(models[0], bank, 3)
 
 
 @every_average
@@ -176,7 +180,7 @@ def test_what_cannot_be_widened_is_refused(
     model = make()
     point = tb.Gaussian(tb.snapshot(model), {})
     with pytest.raises(ValueError, match=f"cannot be widened: .*{reason}"):
-        tb.widening(model, point, 2, [batches[0][:2]])
+        tb.average.widening(model, point, 2, [batches[0][:2]])
 
 
 def test_blocks_with_projections_are_widened(batches: list[Tensor]) -> None:
@@ -189,6 +193,6 @@ def test_blocks_with_projections_are_widened(batches: list[Tensor]) -> None:
         nn.Linear(16, 10),
     )
     point = tb.Gaussian(tb.snapshot(model), {})
-    expected = tb.freeze(model, point.sample(), batches)(batches[0])
-    wide = tb.widening(model, point, 2, batches)(batches[0])
+    expected = tb.average.freeze(model, point.sample(), batches)(batches[0])
+    wide = tb.average.widening(model, point, 2, batches)(batches[0])
     torch.testing.assert_close(wide, expected, rtol=1e-3, atol=1e-4)

@@ -9,22 +9,9 @@ import pytest
 import torch
 
 from torchbayes import metrics
-from torchbayes.cli import main
 from torchbayes.data import make_loader
 from torchbayes.experiments.settings import Experiment, TrainedRun
 from torchbayes.posterior import Samples
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    def call(*arguments: str | Path) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["torchbayes", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stopped:
-            main()
-        output = capsys.readouterr()
-        return int(stopped.value.code or 0), output.out, output.err
-
-    return call
 
 
 @pytest.fixture(scope="module")

@@ -2,39 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
 import stat
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import typer
 from PIL import Image
 from sklearn.metrics import log_loss, roc_auc_score
 
 import torchbayes as tb
-from torchbayes.cli import main
+from torchbayes.cli import app
 from torchbayes.data.transform import Normalise
 from torchbayes.experiments.predictions_file import Predictions
-from torchbayes.experiments.settings import TrainedRun
+from torchbayes.experiments.settings import Experiment, TrainedRun
 from torchbayes.models import MODELS
 from torchbayes.train.registry import METHODS
 
 QUICK = ["--model", "mlp", "--model-set", "hidden=[16]", "--epochs", "1"]
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    """Call the command line in this process; gives the exit code, stdout and stderr."""
-
-    def call(*arguments: str | Path) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["torchbayes", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stopped:
-            main()
-        output = capsys.readouterr()
-        return int(stopped.value.code or 0), output.out, output.err
-
-    return call
 
 
 def sentence(err: str) -> str:
@@ -45,8 +35,6 @@ def sentence(err: str) -> str:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One small run on digits."""
-    from torchbayes.experiments.settings import Experiment, TrainedRun
-
     folder = tmp_path_factory.mktemp("run")
     experiment = Experiment(epochs=15, model="mlp", model_options={"hidden": [64]})
     experiment.train(folder, data=experiment.load_data(None), progress=False)
@@ -305,7 +293,95 @@ def test_damaged_posterior(run, trained: Path, tmp_path: Path) -> None:
 
 
 def test_version_and_help(run) -> None:
-    from torchbayes import __version__
+    assert tb.__version__ in run("--version")[1]
+    text = run("--help")[1]
+    for command in ("train", "compare", "recipes", "verify"):
+        assert f" {command} " in text
+    for action in ("list", "show", "run", "results"):
+        assert f" {action} " in run("recipes", "--help")[1]
 
-    assert __version__ in run("--version")[1]
-    assert "compare" in run("--help")[1]
+
+def params(command: str) -> dict[str, Any]:
+    group = typer.main.get_command(app)
+    return {p.name: p for p in group.commands[command].params}  # type: ignore[attr-defined]
+
+
+def test_the_help_shows_the_settings_that_are_used() -> None:
+    """An option without a value is the experiment's own default, which the help names."""
+    usual = Experiment()
+    for command in ("train", "compare"):
+        found = {name: p.show_default for name, p in params(command).items()}
+        for name in {
+            "data",
+            "method",
+            "epochs",
+            "batch_size",
+            "samples",
+            "seed",
+            "schedule",
+        } & found.keys():
+            assert found[name] == str(getattr(usual, name)), name
+    assert found["augment"] == "no"
+    assert not usual.augment
+    shown = params("train")
+    assert float(shown["validation"].show_default) == usual.validation
+    assert int(shown["accumulate"].show_default) == usual.accumulate
+
+
+@pytest.mark.parametrize("command", ["train", "compare"])
+def test_the_help_lists_every_schedule_and_its_settings(command: str) -> None:
+    text = params(command)["schedule"].help
+    with pytest.raises(ValueError, match="expected") as error:
+        tb.Schedule("none of them")
+    names = re.findall(r"\w+", str(error.value).partition("expected")[2].replace(" or ", " "))
+    assert len(names) >= 6
+    details = {field.name for field in dataclasses.fields(tb.Schedule)} - {"name"}
+    assert {*names, *details} <= set(re.findall(r"\w+", text))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["train", "--lr", "0.1"], "train has no option --lr: "),
+        (["compare", "--lr=0.1", "--epochs", "3"], "compare has no option --lr: "),
+    ],
+)
+def test_a_methods_option_as_a_flag_is_pointed_to_set(run, arguments: list[str], hint: str) -> None:
+    code, _, err = run(*arguments)
+    assert code == 2
+    assert hint in sentence(err)
+    assert "use --set lr=0.1 for an option of the method" in sentence(err)
+
+
+def test_a_misspelt_flag_gets_the_nearest_one(run) -> None:
+    code, _, err = run("train", "--epoch", "3")
+    assert code == 2
+    assert "--epochs" in err
+    assert "--set" not in err
+    code, _, err = run("trian")
+    assert code == 2
+    assert "Did you mean 'train'" in err
+
+
+def test_the_out_of_distribution_set_is_named(run, trained: Path) -> None:
+    from torchbayes.data import load_data, ood_for
+
+    code, out, _ = run("evaluate", trained)
+    assert code == 0
+    assert f"out of distribution (OOD): {ood_for(load_data('digits')).name}" in out
+
+
+def test_only_a_bare_compare_is_the_demo(run, tmp_path: Path) -> None:
+    """With --data the ordinary defaults apply, for digits as for any other data set."""
+    quick = ["--methods", "swa", "--epochs", "1", "--samples", "2", "--json"]
+    found = {}
+    for name, more in {"demo": [], "digits": ["--data", "digits"]}.items():
+        code, out, err = run("compare", *quick, *more, "--out", tmp_path / name)
+        assert code == 0, err
+        folder = tmp_path / name / json.loads(out)["methods"]["swa"]["runs"][0]["folder"]
+        found[name] = (
+            TrainedRun(folder).experiment.options,
+            (folder / "corruptions.json").exists(),
+        )
+    assert found["demo"] == ({"optimizer": "sgd", "lr": 0.1}, True)
+    assert found["digits"] == ({}, False)

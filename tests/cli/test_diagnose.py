@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from torchbayes.cli import main
-from torchbayes.cli.diagnose import diagnosis_of
+from torchbayes.experiments.diagnose_run import diagnosis_of
 from torchbayes.experiments.settings import Experiment, TrainedRun
 
 pytest.importorskip("arviz")

@@ -98,7 +98,7 @@ def test_a_file_takes_no_more_room_than_its_tensors(tmp_path: Path) -> None:
 def test_a_truncated_file(tmp_path: Path, end: int) -> None:
     raw = write(tmp_path / "whole").read_bytes()
     (tmp_path / "part").write_bytes(raw[:end])
-    with pytest.raises(tb.PosteriorFileError, match="cut short") as error:
+    with pytest.raises(tb.posterior.PosteriorFileError, match="cut short") as error:
         read_tensors(tmp_path / "part")
     one_sentence(error)
 
@@ -106,7 +106,7 @@ def test_a_truncated_file(tmp_path: Path, end: int) -> None:
 def test_a_file_with_something_added(tmp_path: Path) -> None:
     path = write(tmp_path / "file")
     path.write_bytes(path.read_bytes() + b"\0")
-    with pytest.raises(tb.PosteriorFileError, match="damaged"):
+    with pytest.raises(tb.posterior.PosteriorFileError, match="damaged"):
         read_tensors(path)
 
 
@@ -127,7 +127,7 @@ def test_any_changed_byte_is_noticed(sound: tuple[Path, bytes], data: st.DataObj
     path.write_bytes(damaged)
     try:
         header, tensors = read_tensors(path)
-    except tb.PosteriorFileError:
+    except tb.posterior.PosteriorFileError:
         return
     # Only white space between JSON tokens may change, and then it changes nothing.
     assert chr(value).isspace()
@@ -151,7 +151,7 @@ def test_changes_that_leave_a_readable_file(tmp_path: Path, old: bytes, new: byt
     raw = path.read_bytes()
     assert old in raw
     path.write_bytes(raw.replace(old, new))
-    with pytest.raises(tb.PosteriorFileError, match="damaged"):
+    with pytest.raises(tb.posterior.PosteriorFileError, match="damaged"):
         read_tensors(path)
 
 
@@ -174,7 +174,9 @@ def test_a_pickle_is_refused_and_never_run(tmp_path: Path, how: str) -> None:
     else:
         torch.save(bomb, path, _use_new_zipfile_serialization=how == "torch")
     for read in (read_tensors, tb.load):
-        with pytest.raises(tb.PosteriorFileError, match="not a safetensors file") as error:
+        with pytest.raises(
+            tb.posterior.PosteriorFileError, match="not a safetensors file"
+        ) as error:
             read(path)
         one_sentence(error)
     assert not trace.exists()
@@ -185,7 +187,9 @@ def test_a_pickle_is_refused_and_never_run(tmp_path: Path, how: str) -> None:
 
 def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
     for path in (tmp_path / "missing", tmp_path):
-        with pytest.raises(tb.PosteriorFileError, match="there is no posterior file") as error:
+        with pytest.raises(
+            tb.posterior.PosteriorFileError, match="there is no posterior file"
+        ) as error:
             read_tensors(path)
         assert str(path) in one_sentence(error)
 
@@ -204,7 +208,9 @@ def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
 )
 def test_a_foreign_safetensors_file(tmp_path: Path, metadata: dict[str, str] | None) -> None:
     save_file({"weight": torch.ones(2)}, str(tmp_path / "file"), metadata=metadata)
-    with pytest.raises(tb.PosteriorFileError, match="not a torchbayes posterior") as error:
+    with pytest.raises(
+        tb.posterior.PosteriorFileError, match="not a torchbayes posterior"
+    ) as error:
         read_tensors(tmp_path / "file")
     one_sentence(error)
 
@@ -212,7 +218,9 @@ def test_a_foreign_safetensors_file(tmp_path: Path, metadata: dict[str, str] | N
 @pytest.mark.parametrize("version", [2, 1000, "1", None, 1.5])
 def test_a_file_of_a_newer_version(tmp_path: Path, version: Any) -> None:
     header = {"format": "torchbayes-posterior", "version": version, "torchbayes": "9.0.0"}
-    with pytest.raises(tb.PosteriorFileError, match=r"torchbayes 9\.0\.0.*upgrade") as error:
+    with pytest.raises(
+        tb.posterior.PosteriorFileError, match=r"torchbayes 9\.0\.0.*upgrade"
+    ) as error:
         read_tensors(write_header(tmp_path / "file", header))
     one_sentence(error)
 
@@ -220,13 +228,13 @@ def test_a_file_of_a_newer_version(tmp_path: Path, version: Any) -> None:
 def test_a_header_that_does_not_fit(tmp_path: Path) -> None:
     for more in ({}, {"shapes": {"mean/a": [2]}}, {"shapes": {"mean/a": [3]}, "crc32": 0}):
         header = {"format": "torchbayes-posterior", "version": 1, **more}
-        with pytest.raises(tb.PosteriorFileError, match="damaged"):
+        with pytest.raises(tb.posterior.PosteriorFileError, match="damaged"):
             read_tensors(write_header(tmp_path / "file", header))
 
 
 @pytest.mark.parametrize(("key", "value"), [("kind", 3), ("model_name", None), ("settings", [])])
 def test_a_header_without_what_a_reader_needs(tmp_path: Path, key: str, value: Any) -> None:
-    with pytest.raises(tb.PosteriorFileError, match="header lacks the"):
+    with pytest.raises(tb.posterior.PosteriorFileError, match="header lacks the"):
         read_tensors(write(tmp_path / "file", **{key: value}))
 
 
@@ -235,7 +243,7 @@ def test_an_unreadable_file(tmp_path: Path) -> None:
         pytest.skip("root reads everything")
     path = write(tmp_path / "file")
     path.chmod(0)
-    with pytest.raises(tb.PosteriorFileError):
+    with pytest.raises(tb.posterior.PosteriorFileError):
         read_tensors(path)
 
 

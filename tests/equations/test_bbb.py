@@ -30,7 +30,7 @@ class Recorder(nn.Linear):
         return super().forward(inputs)
 
 
-def network(prior: tb.Prior, estimator: type[Estimator] = shared_draw) -> MeanField:
+def network(prior: tb.Prior, estimator: Estimator = shared_draw) -> MeanField:
     torch.manual_seed(0)
     net = MeanField(
         Recorder(4, 3, bias=False).double(),

@@ -113,7 +113,7 @@ def test_hypernet_sgd_equals_plain_sgd(strategy: str, nesterov: bool) -> None:
     groups = [{"params": rest, "weight_decay": 5e-3}, {"params": norms}]
     optimizers = {
         plain: torch.optim.SGD(groups, **settings),
-        fast: tb.HypernetSGD(fast, train_size=1000, prior=5.0, **settings),
+        fast: tb.variational.HypernetSGD(fast, train_size=1000, prior=5.0, **settings),
     }
     for x, y in zip(inputs, targets, strict=True):
         losses = []

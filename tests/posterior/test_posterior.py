@@ -358,7 +358,9 @@ def test_a_folder_is_continued(tmp_path: Path) -> None:
 def test_a_folder_with_a_gap_is_refused(tmp_path: Path) -> None:
     bank(5, tmp_path)
     (tmp_path / "draw-000002.safetensors").unlink()
-    with pytest.raises(tb.PosteriorFileError, match=r"4 draws but no draw-000002\.safetensors"):
+    with pytest.raises(
+        tb.posterior.PosteriorFileError, match=r"4 draws but no draw-000002\.safetensors"
+    ):
         tb.load(tmp_path)
 
 
@@ -501,7 +503,7 @@ def test_a_folder_that_was_copied_in_part_is_refused(
     monkeypatch.setattr(shutil, "copyfile", full_disk)
     with pytest.raises(OSError, match="no space"):
         samples.save(tmp_path / "copy")
-    with pytest.raises(tb.PosteriorFileError, match="draw-000000"):
+    with pytest.raises(tb.posterior.PosteriorFileError, match="draw-000000"):
         tb.load(tmp_path / "copy")
     monkeypatch.undo()
     samples.save(tmp_path / "copy")
@@ -513,14 +515,16 @@ def test_a_damaged_draw_in_a_folder(tmp_path: Path) -> None:
     raw = (tmp_path / "draw-000001.safetensors").read_bytes()
     (tmp_path / "draw-000001.safetensors").write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
     samples = tb.load(tmp_path)  # read lazily, so the damage shows when the draw is used
-    with pytest.raises(tb.PosteriorFileError, match=r"draw-000001\.safetensors is damaged"):
+    with pytest.raises(
+        tb.posterior.PosteriorFileError, match=r"draw-000001\.safetensors is damaged"
+    ):
         samples.mean()
 
 
 def test_a_folder_without_draws(tmp_path: Path) -> None:
-    with pytest.raises(tb.PosteriorFileError, match="not a bank of samples"):
+    with pytest.raises(tb.posterior.PosteriorFileError, match="not a bank of samples"):
         tb.load(tmp_path)
-    with pytest.raises(tb.PosteriorFileError, match="there is no posterior file"):
+    with pytest.raises(tb.posterior.PosteriorFileError, match="there is no posterior file"):
         tb.load(tmp_path / "missing")
     assert not (tmp_path / "missing").exists()
 
@@ -529,7 +533,9 @@ def test_a_kind_of_the_future(tmp_path: Path) -> None:
     storage.write_tensors(
         tmp_path / "x", {"mean/w": torch.ones(1)}, kind="flow", model_name="", settings={}
     )
-    with pytest.raises(tb.PosteriorFileError, match=r"kind 'flow'.*low-rank-gaussian.*upgrade"):
+    with pytest.raises(
+        tb.posterior.PosteriorFileError, match=r"kind 'flow'.*low-rank-gaussian.*upgrade"
+    ):
         tb.load(tmp_path / "x")
 
 
@@ -552,7 +558,7 @@ def test_contents_that_are_not_of_their_kind(
 ) -> None:
     storage.write_tensors(tmp_path / "x", tensors, kind=kind, model_name="", settings={})
     with pytest.raises(
-        tb.PosteriorFileError, match=f"{kind!r} posterior but its contents"
+        tb.posterior.PosteriorFileError, match=f"{kind!r} posterior but its contents"
     ) as error:
         tb.load(tmp_path / "x")
     assert "\n" not in str(error.value)
@@ -570,7 +576,7 @@ def test_a_posterior_of_another_model(tmp_path: Path) -> None:
             (nn.Sequential(nn.Linear(2, 3)), "'1.weight' that Sequential does not have"),
             (nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1), nn.PReLU()), "no weight '2.weight'"),
         ):
-            with pytest.raises(tb.PosteriorFileError, match=message) as error:
+            with pytest.raises(tb.posterior.PosteriorFileError, match=message) as error:
                 tb.load(tmp_path / str(index), other)
             assert "\n" not in str(error.value)
             with pytest.raises(ValueError, match=message):

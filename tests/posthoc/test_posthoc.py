@@ -32,7 +32,7 @@ def test_temperature_is_scikit_learns() -> None:
         pytest.skip("this scikit-learn has no temperature scaling")
     p, labels = made_up(2000, 0, temperature=0.5)
     theirs = calibration._TemperatureScaling().fit(p.probs.log().numpy(), labels.numpy())
-    scaling = tb.temperature_scaling(p, labels)
+    scaling = tb.posthoc.temperature_scaling(p, labels)
     assert scaling.temperature == pytest.approx(1 / theirs.beta_, rel=1e-3)
     np.testing.assert_allclose(
         scaling(p).probs, theirs.predict(p.probs.log().numpy()), rtol=1e-3, atol=1e-6
@@ -42,14 +42,14 @@ def test_temperature_is_scikit_learns() -> None:
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 3.0])
 def test_temperature_finds_the_one_that_made_the_labels(temperature: float) -> None:
     p, labels = made_up(20_000, 1, temperature)
-    found = tb.temperature_scaling(p, labels).temperature
+    found = tb.posthoc.temperature_scaling(p, labels).temperature
     # The Fisher information of log T is about 0.6 an example here: a standard error of 0.9 %.
     assert found == pytest.approx(1 / temperature, rel=0.04)
 
 
 def test_temperature_keeps_classes_and_the_share_of_aleatoric_entropy() -> None:
     p, labels = made_up(500, 2, temperature=0.5)
-    scaled = tb.temperature_scaling(p, labels)(p)
+    scaled = tb.posthoc.temperature_scaling(p, labels)(p)
     assert torch.equal(scaled.prediction, p.prediction)
     assert scaled.draws == p.draws
     torch.testing.assert_close(scaled.aleatoric / scaled.entropy, p.aleatoric / p.entropy)
@@ -60,7 +60,7 @@ def test_conformal_sets_cover_held_out_data_as_often_as_asked(coverage: float) -
     """Badly over-confident predictions; coverage is Beta-binomial around k/(n + 1)."""
     fitted, labels = made_up(2000, 3, temperature=0.3)
     fresh, truth = made_up(4000, 4, temperature=0.3)
-    sets = tb.conformal_sets(fitted, labels, coverage)(fresh)
+    sets = tb.posthoc.conformal_sets(fitted, labels, coverage)(fresh)
     covered = float(sets.gather(1, truth.unsqueeze(1)).double().mean())
     error = math.sqrt(coverage * (1 - coverage) * (1 / 2000 + 1 / 4000))
     assert abs(covered - coverage) < 3 * error
@@ -91,7 +91,7 @@ def test_abstention_keeps_the_risk_with_the_probability_promised() -> None:
     broken, coverages = 0, []
     for seed in range(200):
         p, labels = made_up(1000, 100 + seed, scale=6.0)
-        rule = tb.decide(p, labels, risk=0.1)
+        rule = tb.posthoc.decide(p, labels, risk=0.1)
         answered = rule(population)
         broken += int(wrong[answered].double().mean() > 0.1)
         coverages.append(rule.coverage)
@@ -103,7 +103,7 @@ def test_abstention_keeps_the_risk_with_the_probability_promised() -> None:
 
 def test_abstention_answers_nothing_where_nothing_can_be_promised() -> None:
     p, labels = made_up(30, 6)
-    rule = tb.decide(p, labels, risk=0.001)
+    rule = tb.posthoc.decide(p, labels, risk=0.001)
     assert rule.threshold == math.inf
     assert not bool(rule(p).any())
 
@@ -111,11 +111,11 @@ def test_abstention_answers_nothing_where_nothing_can_be_promised() -> None:
 @pytest.mark.parametrize(
     ("call", "match"),
     [
-        (lambda p, y: tb.conformal_sets(p, y, 1.0), "coverage is 1"),
-        (lambda p, y: tb.decide(p, y, risk=0.0), "risk is 0"),
-        (lambda p, y: tb.temperature_scaling(p, y[:3]), "3,"),
-        (lambda p, y: tb.temperature_scaling(p, y + 5), "labels of the 5 classes"),
-        (lambda p, y: tb.conformal_sets(p, y.double()), "labels of the 5 classes"),
+        (lambda p, y: tb.posthoc.conformal_sets(p, y, 1.0), "coverage is 1"),
+        (lambda p, y: tb.posthoc.decide(p, y, risk=0.0), "risk is 0"),
+        (lambda p, y: tb.posthoc.temperature_scaling(p, y[:3]), "3,"),
+        (lambda p, y: tb.posthoc.temperature_scaling(p, y + 5), "labels of the 5 classes"),
+        (lambda p, y: tb.posthoc.conformal_sets(p, y.double()), "labels of the 5 classes"),
     ],
 )
 def test_bad_input_is_named(call, match: str) -> None:  # type: ignore[no-untyped-def]
@@ -127,4 +127,4 @@ def test_bad_input_is_named(call, match: str) -> None:  # type: ignore[no-untype
 def test_a_regression_is_refused() -> None:
     p = tb.RegressionPredictive(torch.zeros(2, 3, 1), tb.GaussianNoise().distribution)
     with pytest.raises(TypeError, match="RegressionPredictive"):
-        tb.decide(p, torch.zeros(3, dtype=torch.int64))  # type: ignore[arg-type]
+        tb.posthoc.decide(p, torch.zeros(3, dtype=torch.int64))  # type: ignore[arg-type]

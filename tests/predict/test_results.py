@@ -216,8 +216,10 @@ def test_quantiles_far_apart_and_in_single_precision() -> None:
 
 def test_quantiles_of_skewed_and_heavy_tailed_noise() -> None:
     outputs = torch.tensor([[[0.0]], [[1.0]]], dtype=torch.float64)
-    skewed = tb.Observation(lambda out: LogNormal(out, 0.5)).predictive(outputs)
-    heavy = tb.Observation(lambda out: Cauchy(out, 0.5)).predictive(outputs)  # has no std
+    skewed = tb.likelihood.Observation(lambda out: LogNormal(out, 0.5)).predictive(outputs)
+    heavy = tb.likelihood.Observation(lambda out: Cauchy(out, 0.5)).predictive(
+        outputs
+    )  # has no std
     for p, parts in (
         (skewed, stats.lognorm(0.5, scale=np.exp([0.0, 1.0]))),
         (heavy, stats.cauchy([0.0, 1.0], 0.5)),
@@ -231,14 +233,16 @@ def test_quantiles_that_do_not_exist() -> None:
     for q in (0.0, 1.0, -0.1, 95.0, float("nan")):
         with pytest.raises(ValueError, match="expected a probability between 0 and 1"):
             p.quantile(q)
-    counts = tb.Observation(lambda out: Poisson(out.exp())).predictive(torch.zeros(2, 3, 1))
+    counts = tb.likelihood.Observation(lambda out: Poisson(out.exp())).predictive(
+        torch.zeros(2, 3, 1)
+    )
     with pytest.raises(TypeError, match="Poisson has no quantile function"):
         counts.quantile(0.5)
 
 
 def test_counts_have_a_mean_and_a_spread() -> None:
     rates = torch.tensor([[[1.0]], [[4.0]]], dtype=torch.float64)
-    p = tb.Observation(lambda out: Poisson(out)).predictive(rates)
+    p = tb.likelihood.Observation(lambda out: Poisson(out)).predictive(rates)
     assert p.mean.item() == 2.5
     assert p.std.item() == pytest.approx(np.sqrt(2.5 + 1.5**2))
     truth = np.log(stats.poisson([1.0, 4.0]).pmf(3).mean())

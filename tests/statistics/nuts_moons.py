@@ -35,7 +35,7 @@ def nuts(seed: int) -> Tensor:
     torch.manual_seed(seed)
     net = network()
     start = tb.Point(tb.snapshot(net))
-    found = tb.compare_to_nuts(net, start, data(), GRID, samples=400, warmup=200, seed=seed)
+    found = tb.checks.compare_to_nuts(net, start, data(), GRID, samples=400, warmup=200, seed=seed)
     return tb.predictive(net, found.reference, GRID, 400).probs[:, 1]
 
 

@@ -29,7 +29,7 @@ TOLERANCE = 4 / math.sqrt(TAIL)
 
 
 @pytest.mark.parametrize("estimator", [shared_draw, flipout, local_reparameterisation])
-def test_has_the_exact_mean_and_mean_field_variance(estimator: type[Estimator]) -> None:
+def test_has_the_exact_mean_and_mean_field_variance(estimator: Estimator) -> None:
     torch.manual_seed(0)
     net = MeanField(
         PROBLEM.model,

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import torchbayes as tb
+from torchbayes.train.tracking import Logger
 
 from ..conformance.problems import blobs, small_net
 
@@ -29,7 +30,7 @@ class Notes:
 
 def test_a_logger_gets_every_epoch_and_the_posterior(tmp_path: Path) -> None:
     notes = Notes()
-    assert isinstance(notes, tb.Logger)
+    assert isinstance(notes, Logger)
     run = tb.fit(
         small_net, blobs(60), "bbb", epochs=3, batch_size=20, folder=tmp_path, logger=notes,
         progress=False,

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 import torchbayes as tb
 from torchbayes.core import storage
 from torchbayes.models.lenet import lenet5
-from torchbayes.posterior import Posterior
-from torchbayes.variational.dropout import DropoutPosterior
+from torchbayes.posterior import DropoutPosterior, Posterior
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -302,7 +301,7 @@ def test_files(mlp: nn.Sequential, tmp_path: Path) -> None:
 def test_files_with_wrong_settings(settings: dict[str, Any], tmp_path: Path) -> None:
     weights = {"mean/w": torch.ones(1)}
     storage.write_tensors(tmp_path / "x", weights, kind="dropout", model_name="", settings=settings)
-    with pytest.raises(tb.PosteriorFileError, match="contents do not fit"):
+    with pytest.raises(tb.posterior.PosteriorFileError, match="contents do not fit"):
         tb.load(tmp_path / "x")
 
 
@@ -318,7 +317,7 @@ def test_layers_that_the_model_does_not_have(tmp_path: Path) -> None:
             return out
 
     tb.MCDropout(Net("one"), layers=["one"]).save(tmp_path / "x")
-    with pytest.raises(tb.PosteriorFileError, match="has no module 'one'"):
+    with pytest.raises(tb.posterior.PosteriorFileError, match="has no module 'one'"):
         tb.load(tmp_path / "x", Net("two"))
     with pytest.raises(ValueError, match="has no module 'one'"):
         tb.predictive(Net("two"), tb.load(tmp_path / "x"), torch.zeros(1, 2))

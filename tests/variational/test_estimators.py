@@ -41,9 +41,7 @@ LAYERS = {
 }
 
 
-def wrap(
-    model: nn.Module, estimator: type[Estimator], std: float = 0.3, seed: int = 0
-) -> MeanField:
+def wrap(model: nn.Module, estimator: Estimator, std: float = 0.3, seed: int = 0) -> MeanField:
     generator = torch.Generator().manual_seed(seed)
     return MeanField(model, estimator=estimator, init_std=std, generator=generator)
 
@@ -69,7 +67,7 @@ def exact_covariance(model: nn.Module, x: Tensor, std: float) -> Tensor:
 
 @pytest.mark.parametrize("layer", list(LAYERS))
 @pytest.mark.parametrize("estimator", LOW_VARIANCE)
-def test_output_moments_are_the_shared_draws(layer: str, estimator: type[Estimator]) -> None:
+def test_output_moments_are_the_shared_draws(layer: str, estimator: Estimator) -> None:
     torch.manual_seed(0)
     make, shape = LAYERS[layer]
     model = make().double()
@@ -94,7 +92,7 @@ def test_output_moments_are_the_shared_draws(layer: str, estimator: type[Estimat
 
 @pytest.mark.parametrize("layer", list(LAYERS))
 @pytest.mark.parametrize("estimator", LOW_VARIANCE)
-def test_examples_have_noise_of_their_own(layer: str, estimator: type[Estimator]) -> None:
+def test_examples_have_noise_of_their_own(layer: str, estimator: Estimator) -> None:
     torch.manual_seed(0)
     make, shape = LAYERS[layer]
     net = wrap(make().double(), estimator, std=0.3)
@@ -107,7 +105,7 @@ def test_examples_have_noise_of_their_own(layer: str, estimator: type[Estimator]
 
 
 @pytest.mark.parametrize("estimator", LOW_VARIANCE)
-def test_gradient_variance_at_batch_128(estimator: type[Estimator]) -> None:
+def test_gradient_variance_at_batch_128(estimator: Estimator) -> None:
     torch.manual_seed(0)
     x, y = torch.rand(128, 64), torch.randn(128, 10)  # as pixels or activations are: not negative
     variances = []
@@ -123,7 +121,7 @@ def test_gradient_variance_at_batch_128(estimator: type[Estimator]) -> None:
 
 
 @pytest.mark.parametrize("estimator", [shared_draw, *LOW_VARIANCE])
-def test_gradients_are_unbiased(estimator: type[Estimator]) -> None:
+def test_gradients_are_unbiased(estimator: Estimator) -> None:
     torch.manual_seed(0)
     x, y = torch.randn(16, 3), torch.randn(16, 2)
     net = wrap(nn.Linear(3, 2), estimator)
@@ -159,7 +157,7 @@ class Mixed(nn.Module):
 
 
 @pytest.mark.parametrize("estimator", LOW_VARIANCE)
-def test_other_uses_see_the_ordinary_sample(estimator: type[Estimator]) -> None:
+def test_other_uses_see_the_ordinary_sample(estimator: Estimator) -> None:
     torch.manual_seed(0)
     net = wrap(Mixed(), estimator, std=0.1)
     net(torch.randint(7, (3, 4))).sum().backward()
@@ -185,7 +183,7 @@ def test_a_weight_used_twice_has_the_same_signs_both_times() -> None:
 
 
 @pytest.mark.parametrize("estimator", LOW_VARIANCE)
-def test_a_notice_where_there_is_no_layer_to_help(estimator: type[Estimator]) -> None:
+def test_a_notice_where_there_is_no_layer_to_help(estimator: Estimator) -> None:
     net = wrap(nn.LSTM(3, 2), estimator)
     with pytest.warns(UserWarning, match=f"{estimator.__name__} found no linear or convolution"):
         net(torch.randn(4, 2, 3))
@@ -202,7 +200,7 @@ def test_dead_inputs_give_no_nan() -> None:
 
 
 @pytest.mark.parametrize("estimator", LOW_VARIANCE)
-def test_keyword_arguments_and_unbatched_inputs(estimator: type[Estimator]) -> None:
+def test_keyword_arguments_and_unbatched_inputs(estimator: Estimator) -> None:
     class Own(nn.Module):
         def __init__(self) -> None:
             super().__init__()

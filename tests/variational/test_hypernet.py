@@ -75,7 +75,7 @@ def test_any_network(name: str) -> None:
 def test_trains_and_predicts(make: Callable[[], nn.Module], lr: float) -> None:
     torch.manual_seed(0)
     net = tb.Hypernet(make(), "all-in-one", tb.latents.uniform_positive, 4, 4, generator=seeded(0))
-    optimizer = tb.HypernetSGD(net, lr=lr, train_size=100)
+    optimizer = tb.variational.HypernetSGD(net, lr=lr, train_size=100)
     y = torch.arange(16) % 4
     x = torch.randn(4, 3, 32, 32)[y] + 0.1 * torch.randn(
         16, 3, 32, 32
@@ -134,7 +134,7 @@ def test_strategies_share_latents_as_they_should() -> None:
 
 def test_one_draw_per_batch_with_hypernet_sgd() -> None:
     net = small()
-    optimizer = tb.HypernetSGD(net, lr=0.1, train_size=100)
+    optimizer = tb.variational.HypernetSGD(net, lr=0.1, train_size=100)
     x = torch.randn(4, 3, 8, 8)
     optimizer.zero_grad()
     net(x[:2]).sum().backward()
@@ -148,7 +148,7 @@ def test_one_draw_per_batch_with_hypernet_sgd() -> None:
 
 def test_step_without_a_draw_is_an_error() -> None:
     net = small()
-    optimizer = tb.HypernetSGD(net, lr=0.1, train_size=100)
+    optimizer = tb.variational.HypernetSGD(net, lr=0.1, train_size=100)
     net(torch.randn(2, 3, 8, 8)).sum().backward()
     optimizer.step()
     with pytest.raises(RuntimeError, match="not of a draw"):
@@ -156,7 +156,7 @@ def test_step_without_a_draw_is_an_error() -> None:
 
 
 def test_hypernet_sgd_resumes() -> None:
-    def train(net: tb.Hypernet, optimizer: tb.HypernetSGD, steps: int) -> None:
+    def train(net: tb.Hypernet, optimizer: tb.variational.HypernetSGD, steps: int) -> None:
         generator = seeded(4)
         for _ in range(steps):
             x = torch.randn(4, 3, 8, 8, generator=generator)
@@ -165,10 +165,10 @@ def test_hypernet_sgd_resumes() -> None:
             optimizer.step()
 
     one = small()
-    optimizer = tb.HypernetSGD(one, lr=0.1, train_size=100)
+    optimizer = tb.variational.HypernetSGD(one, lr=0.1, train_size=100)
     train(one, optimizer, 2)
     two = small()
-    again = tb.HypernetSGD(two, lr=0.1, train_size=100)
+    again = tb.variational.HypernetSGD(two, lr=0.1, train_size=100)
     two.load_state_dict(copy.deepcopy(one.state_dict()))
     again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     train(one, optimizer, 2)
@@ -186,7 +186,7 @@ def test_gradient_scaling_is_undone_before_the_step() -> None:
     x = torch.randn(8, 4)
     for net, scaled in zip(nets, (False, True), strict=True):
         net.generator.manual_seed(3)
-        optimizer = tb.HypernetSGD(net, lr=0.01, train_size=100)
+        optimizer = tb.variational.HypernetSGD(net, lr=0.01, train_size=100)
         loss = F.cross_entropy(net(x), torch.arange(8))
         if scaled:
             scaler.scale(loss).backward()
@@ -237,7 +237,7 @@ def test_posterior_is_saved_and_loaded(tmp_path: Path) -> None:
     posterior = net.posterior()
     posterior.save(tmp_path / "p.safetensors")
     loaded = tb.load(tmp_path / "p.safetensors", net.model)
-    assert isinstance(loaded, tb.Generated)
+    assert isinstance(loaded, tb.posterior.Generated)
     one, two = posterior.sample(seeded(2)), loaded.sample(seeded(2))
     assert one.keys() == two.keys() == tb.snapshot(net.model).keys()
     assert all(torch.equal(one[name], two[name]) for name in one)
@@ -264,7 +264,7 @@ def test_calibrated_draws_keep_their_statistics(tmp_path: Path) -> None:
     assert not torch.equal(draws[0]["bn1.running_mean"], draws[1]["bn1.running_mean"])
     x = batches[0]
     probs = tb.predictive(net, loaded, x, samples=3).probs
-    singles = [tb.freeze(net, d, keep_statistics=True)(x).softmax(1) for d in draws]
+    singles = [tb.average.freeze(net, d, keep_statistics=True)(x).softmax(1) for d in draws]
     torch.testing.assert_close(probs, torch.stack(singles).mean(0), rtol=1e-4, atol=1e-6)
 
 
@@ -291,7 +291,7 @@ def test_own_latents_work_but_are_not_saved(tmp_path: Path) -> None:
 
 def test_frozen_draw_has_no_trace_of_the_hypernetwork() -> None:
     net = small()
-    plain = tb.freeze(net, net.posterior().sample(), [torch.randn(8, 3, 8, 8)])
+    plain = tb.average.freeze(net, net.posterior().sample(), [torch.randn(8, 3, 8, 8)])
     assert type(plain) is type(net.model)
     assert plain.state_dict().keys() == net.model.state_dict().keys()
 
@@ -346,6 +346,6 @@ def test_bad_types() -> None:
     with pytest.raises(TypeError, match="latent is 'normal'"):
         tb.Hypernet(lenet5(), latent="normal")
     with pytest.raises(TypeError, match="HypernetSGD is for a Hypernet"):
-        tb.HypernetSGD(lenet5(), train_size=100)
+        tb.variational.HypernetSGD(lenet5(), train_size=100)
     with pytest.raises(ValueError, match="no trainable weights"):
         tb.Hypernet(lenet5().requires_grad_(False))

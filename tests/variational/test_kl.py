@@ -86,7 +86,9 @@ def test_a_precision_of_zero_is_no_prior() -> None:
     assert net.rho.get_submodule("0").weight.grad[1].abs().min() > 0
 
 
-@pytest.mark.parametrize("prior", [tb.ScaleMixturePrior(0.25, 1.0, 0.1), tb.GroupLaplacePrior()])
+@pytest.mark.parametrize(
+    "prior", [tb.ScaleMixturePrior(0.25, 1.0, 0.1), tb.prior.GroupLaplacePrior()]
+)
 def test_drawn_kl_is_unbiased(prior: tb.Prior) -> None:
     net = net_of(prior)
     values = []
@@ -122,7 +124,7 @@ def test_mixture_written_out_equals_the_prior_class() -> None:
 
 
 @pytest.mark.parametrize(
-    "prior", [tb.GaussianPrior(), tb.ScaleMixturePrior(), tb.GroupLaplacePrior()]
+    "prior", [tb.GaussianPrior(), tb.ScaleMixturePrior(), tb.prior.GroupLaplacePrior()]
 )
 @pytest.mark.parametrize("estimator", [tb.variational.shared_draw, flipout])
 def test_parts_may_be_differentiated_apart_and_in_any_order(

@@ -131,7 +131,7 @@ def to_zero(net: MeanField) -> MeanField:
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 @pytest.mark.parametrize("grad", [True, False])
 def test_without_spread_it_is_the_network(
-    name: str, estimator: type[Estimator], grad: bool, recwarn: pytest.WarningsRecorder
+    name: str, estimator: Estimator, grad: bool, recwarn: pytest.WarningsRecorder
 ) -> None:
     model, x = make(name)
     original = copy.deepcopy(model)
@@ -151,7 +151,7 @@ def test_without_spread_it_is_the_network(
 
 @pytest.mark.parametrize("name", list(MODULES))
 @pytest.mark.parametrize("estimator", ESTIMATORS)
-def test_gradients_without_spread_are_the_networks(name: str, estimator: type[Estimator]) -> None:
+def test_gradients_without_spread_are_the_networks(name: str, estimator: Estimator) -> None:
     model, x = make(name)
     model, x = model.double(), x.double() if x.is_floating_point() else x
     original = copy.deepcopy(model)
@@ -270,7 +270,7 @@ def test_evaluation_draws_are_one_function_of_the_input() -> None:
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
-def test_state_and_copies(estimator: type[Estimator]) -> None:
+def test_state_and_copies(estimator: Estimator) -> None:
     model, x = make("mlp")
     net = MeanField(model, estimator=estimator, generator=torch.Generator().manual_seed(3))
     loss = net(x).square().mean() + net.kl()

@@ -99,7 +99,7 @@ def distill(
         >>> q = tb.Gaussian(tb.snapshot(teacher), {"weight": torch.full((3, 2), 0.5)})
         >>> x = torch.randn(200, 2)
         >>> student = torch.nn.Sequential(torch.nn.Linear(2, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3))
-        >>> run = tb.distill(student, teacher, q, x, epochs=30, lr=0.01, progress=False)
+        >>> run = tb.applications.distill(student, teacher, q, x, epochs=30, lr=0.01, progress=False)
         >>> wanted = tb.predictive(teacher, q, x, samples=200).probs
         >>> bool((run.predict(x).probs - wanted).abs().mean() < 0.1)
         True

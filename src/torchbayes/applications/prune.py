@@ -46,7 +46,7 @@ def prune(posterior: Gaussian, fraction: float) -> Gaussian:
     Example:
         >>> import torch, torchbayes as tb
         >>> q = tb.Gaussian({"w": torch.tensor([1.0, 0.1, -2.0])}, {"w": torch.ones(3)})
-        >>> tb.prune(q, 0.34).mean()["w"]
+        >>> tb.applications.prune(q, 0.34).mean()["w"]
         tensor([ 1.,  0., -2.])
     """
     if not 0 <= fraction <= 1:
@@ -90,7 +90,7 @@ def signal_to_noise(posterior: Gaussian, bins: int = 100) -> SignalToNoise:
     Example:
         >>> import torch, torchbayes as tb
         >>> q = tb.Gaussian({"w": torch.tensor([1.0, 10.0])}, {"w": torch.ones(2)})
-        >>> tb.signal_to_noise(q, bins=2).values
+        >>> tb.applications.signal_to_noise(q, bins=2).values
         tensor([ 0., 10.], dtype=torch.float64)
     """
     if bins < 1:

@@ -41,7 +41,7 @@ def recalibrated_samples(
         >>> import torch, torchbayes as tb
         >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
         >>> q = tb.Gaussian(tb.snapshot(model), {"0.weight": torch.ones(3, 2)})
-        >>> bank = tb.recalibrated_samples(model, q, [torch.randn(64, 2)], samples=4)
+        >>> bank = tb.average.recalibrated_samples(model, q, [torch.randn(64, 2)], samples=4)
         >>> bool((bank[0]["1.running_mean"] != bank[1]["1.running_mean"]).all())
         True
     """

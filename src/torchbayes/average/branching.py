@@ -61,7 +61,7 @@ def branching(
         >>> import torch, torchbayes as tb
         >>> from torchbayes.models import mlp
         >>> net = tb.Hypernet(mlp(4, hidden=(8, 8)))
-        >>> tb.branching(net, net.posterior(), 4)(torch.zeros(2, 4)).shape
+        >>> tb.average.branching(net, net.posterior(), 4)(torch.zeros(2, 4)).shape
         torch.Size([2, 10])
     """
     network = plain_network(model)

@@ -39,7 +39,7 @@ def freeze(
         >>> import torch, torchbayes as tb
         >>> from torchbayes.models import mlp
         >>> net = tb.Hypernet(mlp(4, hidden=(8, 8)))
-        >>> plain = tb.freeze(net, net.posterior().sample())
+        >>> plain = tb.average.freeze(net, net.posterior().sample())
         >>> type(plain).__name__, plain(torch.zeros(2, 4)).shape
         ('MLP', torch.Size([2, 10]))
     """

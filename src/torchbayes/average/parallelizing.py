@@ -56,7 +56,7 @@ def parallelizing(
         >>> import torch, torchbayes as tb
         >>> from torchbayes.models import wide_resnet
         >>> net = tb.Hypernet(wide_resnet(10, 1), "block-wise")
-        >>> wide = tb.parallelizing(net, net.posterior(), 2, [torch.randn(8, 3, 16, 16)])
+        >>> wide = tb.average.parallelizing(net, net.posterior(), 2, [torch.randn(8, 3, 16, 16)])
         >>> type(wide.layer1[0]).__name__, wide(torch.zeros(2, 3, 16, 16)).shape
         ('Parallel', torch.Size([2, 10]))
     """

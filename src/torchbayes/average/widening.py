@@ -88,7 +88,7 @@ def widening(
         >>> import torch, torchbayes as tb
         >>> from torchbayes.models import wide_resnet
         >>> net = tb.Hypernet(wide_resnet(10, 1), "layer-wise")
-        >>> wide = tb.widening(net, net.posterior(), 2, [torch.randn(8, 3, 16, 16)])
+        >>> wide = tb.average.widening(net, net.posterior(), 2, [torch.randn(8, 3, 16, 16)])
         >>> wide.layer2[0].conv2
         Conv2d(64, 64, kernel_size=(3, 3), stride=(1, 1), padding=(1, 1), bias=False)
     """

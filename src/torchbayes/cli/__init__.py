@@ -1,27 +1,28 @@
 """The command line: `torchbayes train`, `evaluate`, `compare`, `report`, `predict`, `prune` and lists.
 
 Bad input ends with one sentence and exit code 2, a training failure with one sentence and exit code 1,
-Ctrl-C with a word on how to go on and exit code 130. A traceback means a bug in torchbayes.
+Ctrl-C with the resume hint and exit code 130. A traceback means a bug in torchbayes.
 """
 
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import typer
 from rich.console import Console
+from typer.core import TyperGroup
 
 from torchbayes._version import __version__
-from torchbayes.cli import compare, inspect, recipes, train
+from torchbayes.cli import compare, inspect, train
 from torchbayes.cli.average import average
 from torchbayes.cli.calibrate import calibrate
 from torchbayes.cli.continual import continual
 from torchbayes.cli.diagnose import diagnose
 from torchbayes.cli.distill import distill
+from torchbayes.cli.options import TrainingCommand
 from torchbayes.cli.prune import prune
 from torchbayes.cli.verify import verify
-from torchbayes.core.distributed import LostProcessError
-from torchbayes.train.failures import TrainingError
 
 __all__ = ["app", "main"]
 
@@ -51,10 +52,30 @@ def _root(
     pass
 
 
-app.command("train")(train.train)
+class _Recipes(TyperGroup):
+    """The commands of `torchbayes.cli.recipes`, which is imported when one of them is asked for."""
+
+    def _load(self) -> None:
+        if not self.commands:
+            from torchbayes.cli import recipes
+
+            group = typer.main.get_command(recipes.app)
+            assert isinstance(group, TyperGroup)
+            self.commands = group.commands
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        self._load()
+        return super().list_commands(ctx)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        self._load()
+        return super().get_command(ctx, cmd_name)
+
+
+app.command("train", cls=TrainingCommand)(train.train)
 app.command("evaluate")(train.evaluate)
 app.command("predict")(train.predict)
-app.command("compare")(compare.compare)
+app.command("compare", cls=TrainingCommand)(compare.compare)
 app.command("report")(compare.report)
 app.command("prune")(prune)
 app.command("diagnose")(diagnose)
@@ -63,7 +84,11 @@ app.command("average")(average)
 app.command("continual")(continual)
 app.command("calibrate")(calibrate)
 app.command("verify")(verify)
-app.add_typer(recipes.app, name="recipes")
+app.add_typer(
+    typer.Typer(cls=_Recipes, no_args_is_help=True),
+    name="recipes",
+    help="The papers' experiments: list them, show one, run one and keep what it measured.",
+)
 app.command("methods")(inspect.methods)
 app.command("models")(inspect.models)
 app.command("data")(inspect.data)
@@ -74,12 +99,12 @@ def main() -> None:
     errors = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
     try:
         app()
-    except (TrainingError, LostProcessError) as error:
+    except Exception as error:
+        code = _exit_code(error)
+        if code is None:
+            raise
         errors.print(f"torchbayes: {error}")
-        sys.exit(1)
-    except (ValueError, TypeError, OSError, ImportError) as error:
-        errors.print(f"torchbayes: {error}")
-        sys.exit(2)
+        sys.exit(code)
     except SystemExit as end:
         stop = _interrupt(end)
         if stop is not None:
@@ -87,8 +112,20 @@ def main() -> None:
         raise
 
 
+def _exit_code(error: Exception) -> int | None:
+    """Return 1 for a training failure, 2 for bad input and None for a bug."""
+    if isinstance(error, RuntimeError | ConnectionError):
+        # Only here, because whoever raised one has imported torch already; a typing error has not.
+        from torchbayes.core.distributed import LostProcessError
+        from torchbayes.train.failures import TrainingError
+
+        if isinstance(error, TrainingError | LostProcessError):
+            return 1
+    return 2 if isinstance(error, ValueError | TypeError | OSError | ImportError) else None
+
+
 def _interrupt(end: SystemExit) -> KeyboardInterrupt | None:
-    """The Ctrl-C that Typer has turned into an exit code, with the word on how to go on."""
+    """Return the Ctrl-C that Typer has turned into an exit code; its text is the resume hint."""
     error: BaseException | None = end
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ if error.__cause__ is not None else error.__context__

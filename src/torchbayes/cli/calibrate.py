@@ -3,41 +3,45 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from torchbayes.cli.options import DataDir, Json
-from torchbayes.experiments.calibrate import calibrate as calibrated
-from torchbayes.experiments.settings import TrainedRun
+from torchbayes.cli.options import DataDir, Json, RunFolder, RunSamples, numbers
 
 __all__ = ["calibrate"]
 
 
 def calibrate(
-    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    run: RunFolder,
     coverages: Annotated[
-        str, typer.Option(help="How often a prediction set is to have the true class.")
+        str,
+        typer.Option(
+            help="How often a prediction set shall contain the true class, comma-separated."
+        ),
     ] = "0.8,0.9,0.95",
     risks: Annotated[
-        str, typer.Option(help="The share of answers that may be wrong.")
+        str, typer.Option(help="The share of answers that may be wrong, comma-separated.")
     ] = "0.01,0.02,0.05",
-    samples: Annotated[int | None, typer.Option(help="Draws to predict with.")] = None,
+    samples: RunSamples = None,
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
-    """Make a finished run's probabilities, sets and refusals keep their word.
+    """Fit a temperature, prediction sets and abstention to a finished run, so that they keep their word.
 
-    Fitted on the run's validation split, or on half of its test split if it has none (then scored on the
+    Fits on the run's validation split, or on half of its test split if it has none (and scores on the
     other half). Writes calibration.json to the run folder.
     """
-    result = calibrated(
+    from torchbayes.experiments import calibrate as calibrating
+    from torchbayes.experiments.settings import TrainedRun
+
+    expected = "shares such as 0.8,0.9"
+    result = calibrating.calibrate(
         TrainedRun(run, data_dir),
-        coverages=_shares(coverages, "coverages"),
-        risks=_shares(risks, "risks"),
+        coverages=numbers(coverages, float, "coverages", expected),
+        risks=numbers(risks, float, "risks", expected),
         samples=samples,
     )
     if as_json:
@@ -50,13 +54,6 @@ def calibrate(
     )
     for table in _tables(result):
         console.print(table)
-
-
-def _shares(text: str, name: str) -> list[float]:
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError:
-        raise ValueError(f"{name} is {text!r}: expected shares such as 0.8,0.9") from None
 
 
 def _tables(result: dict[str, Any]) -> list[Table]:

@@ -7,19 +7,16 @@ import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from torchbayes.cli.options import DataDir, Json, Settings, method_pairs, settings_from
-from torchbayes.cli.plan import PlanDisplay
-from torchbayes.experiments.compare import Comparison, rows_from
-from torchbayes.experiments.recipes import find_recipe
-from torchbayes.experiments.settings import Experiment
-from torchbayes.report import write_report
-from torchbayes.train.registry import METHODS, find_method
+from torchbayes.cli import options as opt
+
+if TYPE_CHECKING:
+    from torchbayes.experiments.compare import Comparison
 
 __all__ = ["compare", "report", "run_plan", "show_results"]
 
@@ -38,68 +35,67 @@ _COLUMNS = {
 
 
 def compare(
-    recipe: Annotated[
-        Path | None, typer.Option(help="A TOML file of settings; flags override it.")
-    ] = None,
-    cpu: Annotated[bool, typer.Option("--cpu", help="Use the recipe's CPU-sized version.")] = False,
-    data: Annotated[
-        str | None, typer.Option(help="Data set (`torchbayes data`) or a folder of images.")
-    ] = None,
-    model: Annotated[str | None, typer.Option(help="Network (`torchbayes models`).")] = None,
+    recipe: opt.Recipe = None,
+    cpu: opt.Cpu = False,
+    data: opt.Data = None,
+    model: opt.Model = None,
     methods: Annotated[
-        str | None, typer.Option(help="Names with commas between; all of them if not given.")
+        str | None, typer.Option(help="Comma-separated names.", show_default="all")
     ] = None,
-    epochs: Annotated[int | None, typer.Option(help="Passes through the training set.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Examples per update.")] = None,
-    samples: Annotated[int | None, typer.Option(help="Draws to predict with.")] = None,
+    epochs: opt.Epochs = None,
+    batch_size: opt.BatchSize = None,
+    samples: opt.Samples = None,
     seeds: Annotated[int, typer.Option(help="Runs of every method, with different seeds.")] = 1,
-    augment: Annotated[
-        bool | None, typer.Option("--augment/--no-augment", help="The data's usual augmentation.")
-    ] = None,
-    schedule: Annotated[
-        str | None, typer.Option(help="Learning rate: constant, cosine, linear, step or cyclic.")
-    ] = None,
+    augment: opt.Augment = None,
+    schedule: opt.ScheduleName = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", help="An option: lr=0.01 for all, ensemble.members=3 for one."),
+        typer.Option(
+            "--set",
+            help="An option: lr=0.01 for every method that has it, ensemble.members=3 for one; repeatable.",
+        ),
     ] = None,
-    model_set: Annotated[
-        list[str] | None, typer.Option(help="A network's option, such as hidden=[64,64].")
-    ] = None,
-    setting: Settings = None,
+    model_set: opt.ModelSet = None,
+    setting: opt.Settings = None,
     corruptions: Annotated[
         bool | None,
         typer.Option(
             "--corruptions/--no-corruptions",
-            help="Score noisy, blurred and otherwise damaged test images too; the demo does.",
+            help="Also score noisy, blurred and otherwise damaged test images.",
+            show_default="in the demo only",
         ),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("comparison"),
-    resume: Annotated[bool, typer.Option("--resume", help="Keep what --out has already.")] = False,
-    data_dir: DataDir = None,
-    as_json: Json = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Keep what --out already has.")] = False,
+    data_dir: opt.DataDir = None,
+    as_json: opt.Json = False,
 ) -> None:
     """Train several methods at the same budget, score them and write a page to read.
 
-    Without arguments: every method on the embedded digits, in a few minutes.
+    Without --data, --model and --recipe this is the demo: the embedded digits with the settings of
+    recipe demo/digits (40 epochs, damaged images too), in a few minutes. Otherwise the defaults below apply.
+
     Writes results.json, report.html, table.md and table.tex to --out.
-    Stop it with Ctrl-C and go on with `--resume`.
+    Stop with Ctrl-C and continue with `--resume`.
     """
-    default = recipe is None
-    if recipe is None and data in (None, "digits") and model is None:
-        recipe = find_recipe("demo/digits")
+    from torchbayes.experiments.compare import Comparison, rows_from
+    from torchbayes.experiments.recipes import find_recipe
+    from torchbayes.experiments.settings import Experiment
+    from torchbayes.train.registry import METHODS
+
+    demo = recipe is None and data is None and model is None
+    # A recipe compares the methods it names; the demo and a comparison without one, every method there is.
+    every = recipe is None
+    recipe = find_recipe("demo/digits") if demo else recipe
     flags = {
         "data": data, "model": model, "epochs": epochs, "batch_size": batch_size,
         "samples": samples, "augment": augment, "schedule": schedule,
     }  # fmt: skip
-    settings = settings_from(
-        recipe, cpu, model_set if model_set else [], setting if setting else [], flags
-    )
+    settings = opt.settings_from(recipe, cpu, model_set, setting, flags)
     tables: dict[str, dict[str, Any]] = settings.pop("methods", {})
     lines: dict[str, dict[str, Any]] = settings.pop("rows", {})
-    # A recipe compares the methods it names; without one, every method there is takes part.
-    named = [m for m in tables if m in METHODS] if default else list(tables)
-    rest = [m for m in METHODS if m not in tables] if default or not tables else []
+    named = [m for m in tables if m in METHODS] if every else list(tables)
+    rest = [m for m in METHODS if m not in tables] if every or not tables else []
     names = named + rest if methods is None else _names(methods, lines)
     if lines and not tables:
         names = list(lines) if methods is None else names
@@ -108,7 +104,7 @@ def compare(
         lines = {name: {"method": name, "options": tables.get(name, {})} for name in names}
     usual = settings.get("method", Experiment.method)
     trained = {n: t.get("method", usual) for n, t in lines.items() if "last_of" not in t}
-    given = method_pairs(set_ if set_ else [], trained)
+    given = opt.method_pairs(set_ or [], trained)
     if seeds < 1:
         raise ValueError(f"seeds is {seeds}: expected at least 1")
     if (out / "results.json").exists() and not resume:
@@ -120,13 +116,16 @@ def compare(
     )
     command = shlex.join(["torchbayes", *sys.argv[1:]])
     runs = range(base.seed, base.seed + seeds)
-    damaged = default and recipe is not None if corruptions is None else corruptions
+    damaged = demo if corruptions is None else corruptions
     plan = Comparison(base, rows, runs, out, data_dir, command, damaged)
     show_results(out, run_plan(plan), as_json)
 
 
 def run_plan(plan: Comparison) -> Path:
     """Do what is left of a plan with one display for all of it, and write the page."""
+    from torchbayes.cli.plan import PlanDisplay
+    from torchbayes.report import write_report
+
     display = PlanDisplay(plan.jobs)
     try:
         with display.bars:
@@ -141,6 +140,8 @@ def run_plan(plan: Comparison) -> Path:
 
 
 def _names(text: str, rows: Mapping[str, Any]) -> list[str]:
+    from torchbayes.train.registry import find_method
+
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
         raise ValueError("methods is empty: give names such as map,ensemble")
@@ -153,12 +154,12 @@ def _names(text: str, rows: Mapping[str, Any]) -> list[str]:
 
 
 def report(
-    out: Annotated[
-        Path, typer.Argument(help="The folder of a comparison, or of one finished run.")
-    ],
-    as_json: Json = False,
+    out: Annotated[Path, typer.Argument(help="Folder of a comparison or of one finished run.")],
+    as_json: opt.Json = False,
 ) -> None:
-    """Write report.html, table.md and table.tex anew from the results of a comparison or of one run."""
+    """Write report.html, table.md and table.tex again from the results of a comparison or of one run."""
+    from torchbayes.report import write_report
+
     page = write_report(out)
     if (out / "results.json").exists():
         show_results(out, page, as_json)

@@ -6,29 +6,18 @@ import json
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 import typer
 from rich import progress as bars
 from rich.console import Console
 from rich.table import Table
 
-from torchbayes.applications.continual import (
-    SETTINGS,
-    TaskScores,
-    can_remember,
-    learn_tasks,
-    markdown_table,
-)
-from torchbayes.applications.tasks import permuted_tasks, split_tasks
-from torchbayes.cli.options import DataDir, Json, method_pairs
-from torchbayes.core.storage import write_text
-from torchbayes.data import load_data
-from torchbayes.models import build_model
+from torchbayes.cli.options import DataDir, Json, Seed, Set, method_pairs, numbers
 from torchbayes.train.progress import Progress
-from torchbayes.train.registry import METHODS
-from torchbayes.train.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from torchbayes.applications.continual import TaskScores
 
 __all__ = ["continual"]
 
@@ -74,39 +63,47 @@ class _TaskBar(Progress):
 
 
 def continual(
-    data: Annotated[str, typer.Option(help="Data set (`torchbayes data`).")] = "mnist",
+    data: Annotated[str, typer.Option(help="Data set; `torchbayes data` lists them.")] = "mnist",
     tasks: Annotated[
-        str, typer.Option(help="permuted (pixels in random orders) or split (classes in groups).")
+        str, typer.Option(help="permuted (pixels in a random order) or split (classes in groups).")
     ] = "permuted",
-    count: Annotated[int, typer.Option(help="Tasks of permuted pixels.")] = 10,
-    per_task: Annotated[int, typer.Option(help="Classes of a task of split ones.")] = 2,
+    count: Annotated[int, typer.Option(help="Number of permuted tasks.")] = 10,
+    per_task: Annotated[int, typer.Option(help="Classes in each split task.")] = 2,
     method: Annotated[
-        str, typer.Option(help="A method that takes a prior: vogn, ivon, bbb, hwa or noisy-kfac.")
+        str, typer.Option(help="Method that takes a prior: vogn, ivon, bbb, hwa or noisy-kfac.")
     ] = "vogn",
     epochs: Annotated[int, typer.Option(help="Passes through each task's training set.")] = 8,
     batch_size: Annotated[int, typer.Option(help="Examples per update.")] = 256,
-    hidden: Annotated[str, typer.Option(help="Widths of the network's layers.")] = "100,100",
-    samples: Annotated[int, typer.Option(help="Draws to test with.")] = 10,
-    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="The method's option, such as --set lr=0.001; repeatable."),
-    ] = None,
+    hidden: Annotated[
+        str, typer.Option(help="Comma-separated widths of the hidden layers.")
+    ] = "100,100",
+    samples: Annotated[int, typer.Option(help="Posterior draws to test with.")] = 10,
+    seed: Seed = 0,
+    set_: Set = None,
     out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("continual"),
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
-    """Learn tasks one after the other, each posterior the next one's prior, against fine-tuning.
+    """Learn tasks one after the other, each posterior the next one's prior, and compare with fine-tuning.
 
-    Writes continual.json and continual.md to --out, after every task. Fine-tuning is the same network with
-    maximum likelihood, task after task. Methods have settings for this; `--set` overrides them.
+    Writes continual.json and continual.md to --out after every task. Fine-tuning trains the same network by
+    maximum likelihood, task after task. Methods have settings of their own for this; `--set` overrides them.
     """
+    import torch
+
+    from torchbayes.applications.continual import SETTINGS, can_remember, learn_tasks
+    from torchbayes.applications.tasks import permuted_tasks, split_tasks
+    from torchbayes.data import load_data
+    from torchbayes.models import build_model
+    from torchbayes.train.registry import METHODS
+    from torchbayes.train.run_folder import RunFolder
+
     if tasks not in ("permuted", "split"):
         raise ValueError(f"tasks is {tasks!r}: expected permuted or split")
     if not can_remember(method):
         able = [name for name in METHODS if can_remember(name)]
         raise ValueError(f"method {method!r} takes no prior: choose one of {', '.join(able)}")
-    widths = _widths(hidden)
+    widths = numbers(hidden, int, "hidden", "widths such as 100,100")
     given = method_pairs(set_ if set_ else [], {method: method})[method]
     settings: dict[str, dict[str, Any]] = {method: {**SETTINGS.get(method, {}), **given}}
     settings[_FINE_TUNING] = {}
@@ -145,19 +142,15 @@ def continual(
     _show(out, results, as_json)
 
 
-def _widths(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise ValueError(f"hidden is {text!r}: expected widths such as 100,100") from None
-
-
 def _write(
     out: Path,
     about: dict[str, Any],
     results: dict[str, TaskScores],
     settings: dict[str, dict[str, Any]],
 ) -> None:
+    from torchbayes.applications.continual import markdown_table
+    from torchbayes.core.storage import write_text
+
     methods = {
         name: {
             "options": settings[name], "accuracy": scores.accuracy, "mean": scores.mean,
@@ -185,8 +178,8 @@ def _show(out: Path, results: dict[str, TaskScores], as_json: bool) -> None:
         title = "fine-tuning" if method == _FINE_TUNING else method
         table.add_column(title, justify="right", no_wrap=True)
         columns.append([*scores.accuracy[-1], scores.mean[-1], scores.forgotten])
-    for name, *numbers in zip([*names, "mean", "forgotten"], *columns, strict=True):
-        cells = [name, *(f"{100 * value:.1f}" for value in numbers)]
+    for name, *values in zip([*names, "mean", "forgotten"], *columns, strict=True):
+        cells = [name, *(f"{100 * value:.1f}" for value in values)]
         table.add_row(*cells, end_section=name == names[-1])
     console = Console()
     console.print(table)

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from torchbayes.cli.options import DataDir, Json
-from torchbayes.data import DATASETS
-from torchbayes.models import MODELS
-from torchbayes.train.registry import (
-    METHODS,
-    Option,
-    find_method,
-    method_options,
-    values_in_use,
-)
+
+if TYPE_CHECKING:
+    from torchbayes.train.registry import Option
 
 __all__ = ["data", "methods", "models"]
 
@@ -43,6 +37,8 @@ def methods(
     as_json: Json = False,
 ) -> None:
     """List the methods, or one method's options with their defaults."""
+    from torchbayes.train.registry import METHODS, find_method, method_options, values_in_use
+
     if name is None:
         rows = [{"name": n, "what it is": m.summary, "from": m.paper} for n, m in METHODS.items()]
         _show(rows, as_json)
@@ -71,6 +67,8 @@ def _default(option: Option, in_use: dict[str, Any]) -> str:
 
 def models(as_json: Json = False) -> None:
     """List the networks."""
+    from torchbayes.models import MODELS
+
     _show(
         [{"name": n, "what it is": m.summary, "from": m.source} for n, m in MODELS.items()], as_json
     )
@@ -78,6 +76,8 @@ def models(as_json: Json = False) -> None:
 
 def data(data_dir: DataDir = None, as_json: Json = False) -> None:
     """List the data sets and whether they are on this machine."""
+    from torchbayes.data import DATASETS
+
     _show(
         [
             {"name": n, "here": "yes" if e.available(data_dir) else "no", "what it is": e.summary}

@@ -1,39 +1,147 @@
-"""The options that several commands share, and `name=value` pairs."""
+"""The options that several commands share, and `name=value` pairs.
+
+Nothing here or in the commands' modules imports torch before a command runs: help and typing errors are
+answered at once. Options without a value mean the recipe's or the usual setting, which the help shows.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, TypeVar, get_args
 
 import typer
+from typer.core import TyperCommand
 
-from torchbayes.experiments.options import option_names
-from torchbayes.experiments.settings import Experiment, check_keys, recipe_settings
-from torchbayes.train.registry import find_method, method_options
+__all__ = [
+    "Augment", "BatchSize", "Cpu", "Data", "DataDir", "Epochs", "Json", "Model", "ModelSet",
+    "Recipe", "RunFolder", "RunSamples", "Samples", "ScheduleName", "Seed", "Set", "Settings",
+    "TrainingCommand", "method_pairs", "numbers", "settings_from",
+]  # fmt: skip
 
-__all__ = ["DataDir", "Json", "Settings", "method_pairs", "settings_from"]
-
+Recipe = Annotated[Path | None, typer.Option(help="TOML file of settings; flags override it.")]
+Cpu = Annotated[bool, typer.Option("--cpu", help="Use the recipe's CPU-sized version.")]
+Data = Annotated[
+    str | None,
+    typer.Option(
+        help="Data set (`torchbayes data` lists them) or folder:PATH with images.",
+        show_default="digits",
+    ),
+]
+Model = Annotated[
+    str | None,
+    typer.Option(
+        help="Network; `torchbayes models` lists them.",
+        show_default="mlp for digits, moons and curves, lenet5 for images",
+    ),
+]
+Epochs = Annotated[
+    int | None, typer.Option(help="Passes through the training set.", show_default="30")
+]
+BatchSize = Annotated[int | None, typer.Option(help="Examples per update.", show_default="64")]
+Samples = Annotated[
+    int | None, typer.Option(help="Posterior draws to predict with.", show_default="32")
+]
+RunSamples = Annotated[
+    int | None, typer.Option(help="Posterior draws to predict with.", show_default="the run's own")
+]
+RunFolder = Annotated[Path, typer.Argument(help="Run folder.")]
+Augment = Annotated[
+    bool | None,
+    typer.Option(
+        "--augment/--no-augment", help="The data set's usual augmentation.", show_default="no"
+    ),
+]
+ScheduleName = Annotated[
+    str | None,
+    typer.Option(
+        help="Learning-rate schedule: constant, cosine, linear, step, cyclic or polynomial; its details go "
+        "after --setting: milestones, gamma, warmup_epochs, cycles, low, power, offset.",
+        show_default="constant",
+    ),
+]
+Seed = Annotated[int, typer.Option(help="Random seed.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        help="An option of the method, such as --set lr=0.01; repeatable. `torchbayes methods NAME` lists "
+        "them.",
+    ),
+]
+ModelSet = Annotated[
+    list[str] | None,
+    typer.Option(help="An option of the network, such as --model-set hidden=[64,64]; repeatable."),
+]
 DataDir = Annotated[
     Path | None,
     typer.Option(
         "--data-dir",
         envvar="TORCHBAYES_DATA",
-        help="A folder that already has the data files; otherwise they are downloaded to a cache.",
+        help="Folder that already has the data files; otherwise they are downloaded to a cache.",
     ),
 ]
 Settings = Annotated[
     list[str] | None,
     typer.Option(
         "--setting",
-        help="Any other setting that a recipe can carry, such as --setting clip_norm=1; repeatable.",
+        help="Any other setting that a recipe can have, such as --setting clip_norm=1 or --setting "
+        "milestones=[80,120]; repeatable.",
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for a script to read.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for scripts to read.")]
+
+Number = TypeVar("Number", int, float)
+
+
+class TrainingCommand(TyperCommand):
+    """A command that knows that an option it does not have may be the method's, such as --lr."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse, and where an option is unknown say how a method's options are given."""
+        given = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            # Typer brings a copy of click along in some versions: the class is not always click's own.
+            if type(error).__name__ != "NoSuchOption":
+                raise
+            flag: str = error.option_name  # type: ignore[attr-defined]
+            own = [opt for parameter in self.params for opt in parameter.opts]
+            if not flag.startswith("--") or difflib.get_close_matches(flag, own, cutoff=0.8):
+                raise
+            pair = f"{flag[2:].replace('-', '_')}={_value_of(flag, given)}"
+            raise ValueError(
+                f"{ctx.info_name} has no option {flag}: use --set {pair} for an option of the method, "
+                f"--setting {pair} for a setting of a recipe"
+            ) from None
+
+
+def _value_of(flag: str, words: Sequence[str]) -> str:
+    """What the user gave as the value of an unknown flag."""
+    for word, following in zip(words, [*words[1:], "-"], strict=True):
+        if word.startswith(f"{flag}="):
+            return word.partition("=")[2]
+        if word == flag and not following.startswith("-"):
+            return following
+    return "VALUE"
+
+
+def numbers(text: str, kind: Callable[[str], Number], name: str, expected: str) -> list[Number]:
+    """Read comma-separated numbers.
+
+    Example:
+        >>> numbers("1,4,16", int, "times", "whole numbers such as 1,4")
+        [1, 4, 16]
+    """
+    try:
+        return [kind(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(f"{name} is {text!r}: expected {expected}") from None
 
 
 def _split(pair: str, flag: str) -> tuple[str, str]:
@@ -44,7 +152,7 @@ def _split(pair: str, flag: str) -> tuple[str, str]:
 
 
 def _plain(text: str) -> Any:
-    """A number, a truth value or a list where the text is one, otherwise the text."""
+    """Read a number, a truth value or a list where the text is one, otherwise keep the text."""
     try:
         return json.loads(text)
     except json.JSONDecodeError:
@@ -53,6 +161,9 @@ def _plain(text: str) -> Any:
 
 def _typed(method: str, name: str, text: str) -> Any:
     """Return the value of a method's option, in the type that the option has."""
+    from torchbayes.experiments.options import option_names
+    from torchbayes.train.registry import find_method, method_options
+
     known, names = method_options(find_method(method)), option_names(find_method(method))
     if name not in names:
         near = difflib.get_close_matches(name, names, n=1)
@@ -73,12 +184,15 @@ def _typed(method: str, name: str, text: str) -> Any:
 
 
 def method_pairs(pairs: Sequence[str], methods: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    """Take `name=value` (for every method that has it) and `row.name=value` apart.
+    """Read `name=value`, for every method that has the option, and `row.name=value`, for one row.
 
     Args:
         pairs: What was given to --set.
-        methods: The method of each row; a row is usually called like its method.
+        methods: The method of each row; a row usually has its method's name.
     """
+    from torchbayes.experiments.options import option_names
+    from torchbayes.train.registry import find_method
+
     result: dict[str, dict[str, Any]] = {row: {} for row in methods}
     for pair in pairs:
         name, value = _split(pair, "--set")
@@ -97,22 +211,20 @@ def method_pairs(pairs: Sequence[str], methods: Mapping[str, str]) -> dict[str, 
 def settings_from(
     recipe: Path | None,
     cpu: bool,
-    model_set: Sequence[str],
-    setting: Sequence[str],
-    flags: dict[str, Any],
+    model_set: Sequence[str] | None,
+    setting: Sequence[str] | None,
+    flags: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The settings of a recipe with the flags that were given on top."""
+    """Read a recipe's settings and put the flags that were given on top."""
+    from torchbayes.experiments.settings import Experiment, check_keys, recipe_settings
+
     settings = {} if recipe is None else recipe_settings(recipe, cpu=cpu)
     settings |= {key: value for key, value in flags.items() if value is not None}
-    others = dict(_split(pair, "--setting") for pair in setting)
+    others = dict(_split(pair, "--setting") for pair in setting or ())
     check_keys(others, {f.name: f for f in dataclasses.fields(Experiment)}, "--setting")
     settings |= {name: _plain(value) for name, value in others.items()}
-    if model_set:
-        pairs = dict(_split(pair, "--model-set") for pair in model_set)
+    pairs = dict(_split(pair, "--model-set") for pair in model_set or ())
+    if pairs:
         given = {name: _plain(value) for name, value in pairs.items()}
         settings["model_options"] = {**settings.get("model_options", {}), **given}
-    unknown = (
-        settings.keys() - {f.name for f in dataclasses.fields(Experiment)} - {"methods", "rows"}
-    )
-    assert not unknown, unknown
     return settings

@@ -16,11 +16,9 @@ from rich.padding import Padding
 from rich.syntax import Syntax
 from rich.text import Text
 
-from torchbayes.cli.average import averaged
 from torchbayes.cli.compare import run_plan
 from torchbayes.cli.continual import continual
 from torchbayes.cli.options import DataDir, Json
-from torchbayes.cli.prune import pruning_rows
 from torchbayes.core.storage import write_text
 from torchbayes.evidence import (
     filled_in,
@@ -31,17 +29,16 @@ from torchbayes.evidence import (
     results_page,
 )
 from torchbayes.evidence.pictures import pictures_of
+from torchbayes.experiments.average_run import averaged
 from torchbayes.experiments.compare import Comparison, recipe_rows
+from torchbayes.experiments.prune_run import pruning_rows
 from torchbayes.experiments.recipes import claims_file, find_recipe, recipe_names
 from torchbayes.experiments.settings import recipe_settings
 from torchbayes.train.run_folder import RunFolder, read_toml
 
 __all__ = ["app"]
 
-app = typer.Typer(
-    no_args_is_help=True,
-    help="The papers' experiments: list them, show one, run one and keep what it measured.",
-)
+app = typer.Typer()  # the command line's root says what the group is, without importing this module
 Cpu = Annotated[bool, typer.Option("--cpu", help="Take the CPU-sized version.")]
 Results = Annotated[Path, typer.Option(help="The folder of the records.")]
 

@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from torchbayes.cli.options import DataDir, Json, Settings, method_pairs, settings_from
-from torchbayes.core import distributed
-from torchbayes.core.storage import atomic_path
-from torchbayes.data import Split, read_image
-from torchbayes.data.transform import Normalise
-from torchbayes.experiments.settings import Experiment, TrainedRun
-from torchbayes.plots.toy import regression_figure
-from torchbayes.predict.results import ClassPredictive
-from torchbayes.train.tracking import TensorBoard
+from torchbayes.cli import options as opt
+
+if TYPE_CHECKING:
+    from torchbayes.experiments.settings import Experiment, TrainedRun
 
 __all__ = ["evaluate", "predict", "train"]
 
-# Of these, those that a run has: a classifier's or a regression's.
+# A run has some of these: a classifier's or a regression's.
 _SHOWN = {
     "accuracy": "accuracy",
     "rmse": "RMSE",
@@ -41,85 +35,69 @@ _SHOWN = {
 
 
 def train(
-    recipe: Annotated[
-        Path | None, typer.Option(help="A TOML file of settings; flags override it.")
+    recipe: opt.Recipe = None,
+    cpu: opt.Cpu = False,
+    data: opt.Data = None,
+    model: opt.Model = None,
+    method: Annotated[
+        str | None,
+        typer.Option(help="Method; `torchbayes methods` lists them.", show_default="map"),
     ] = None,
-    cpu: Annotated[bool, typer.Option("--cpu", help="Use the recipe's CPU-sized version.")] = False,
-    data: Annotated[
-        str | None, typer.Option(help="Data set (`torchbayes data`) or a folder of images.")
-    ] = None,
-    model: Annotated[str | None, typer.Option(help="Network (`torchbayes models`).")] = None,
-    method: Annotated[str | None, typer.Option(help="Method (`torchbayes methods`).")] = None,
-    epochs: Annotated[int | None, typer.Option(help="Passes through the training set.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Examples per update.")] = None,
-    samples: Annotated[int | None, typer.Option(help="Draws to predict with.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
+    epochs: opt.Epochs = None,
+    batch_size: opt.BatchSize = None,
+    samples: opt.Samples = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed.", show_default="0")] = None,
     validation: Annotated[
-        float | None, typer.Option(help="Share of the training set to hold out.")
+        float | None,
+        typer.Option(help="Share of the training set to hold out and score.", show_default="0"),
     ] = None,
-    augment: Annotated[
-        bool | None, typer.Option("--augment/--no-augment", help="The data's usual augmentation.")
+    augment: opt.Augment = None,
+    schedule: opt.ScheduleName = None,
+    clip_norm: Annotated[
+        float | None, typer.Option(help="Largest gradient norm.", show_default="no limit")
     ] = None,
-    schedule: Annotated[
-        str | None, typer.Option(help="Learning rate: constant, cosine, linear, step or cyclic.")
+    amp: Annotated[
+        str | None,
+        typer.Option(help="Mixed precision: bfloat16 or float16.", show_default="none"),
     ] = None,
-    milestones: Annotated[
-        str | None, typer.Option(help="Epochs at which a step schedule drops: 80,120.")
-    ] = None,
-    gamma: Annotated[float | None, typer.Option(help="The factor that it drops by.")] = None,
-    warmup_epochs: Annotated[
-        float | None, typer.Option(help="Epochs of linear rise at the start.")
-    ] = None,
-    cycles: Annotated[int | None, typer.Option(help="Cycles of a cyclic schedule.")] = None,
-    low: Annotated[
-        float | None, typer.Option(help="What a cycle falls to, as a fraction of the rate.")
-    ] = None,
-    clip_norm: Annotated[float | None, typer.Option(help="Largest gradient norm.")] = None,
-    amp: Annotated[str | None, typer.Option(help="bfloat16 or float16 mixed precision.")] = None,
     accumulate: Annotated[
-        int | None, typer.Option(help="Pieces in which each gradient is computed.")
+        int | None, typer.Option(help="Gradient-accumulation steps.", show_default="1")
     ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="A method's option, such as --set lr=0.01; repeatable."),
-    ] = None,
-    model_set: Annotated[
-        list[str] | None,
-        typer.Option(help="A network's option, such as --model-set hidden=[64,64]; repeatable."),
-    ] = None,
-    setting: Settings = None,
+    set_: opt.Set = None,
+    model_set: opt.ModelSet = None,
+    setting: opt.Settings = None,
     out: Annotated[
         Path | None, typer.Option(help="Run folder; runs/DATA-MODEL-METHOD-SEED if not given.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
-    checkpoint_seconds: Annotated[float, typer.Option(help="Time between checkpoints.")] = 30.0,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
+    checkpoint_seconds: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 30.0,
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Also write TensorBoard's event files to --out.")
     ] = False,
-    data_dir: DataDir = None,
-    as_json: Json = False,
+    data_dir: opt.DataDir = None,
+    as_json: opt.Json = False,
 ) -> None:
     """Train a network into a posterior and score it on the test set.
 
     Example: `torchbayes train --data fashion-mnist --model lenet5 --method ensemble --epochs 10`
 
-    Under torchrun (`torchrun --nproc-per-node 2 -m torchbayes train …`) processes share every batch, or
-    train ensemble members side by side. Stop it with Ctrl-C at any time and go on with `--resume`.
+    Under torchrun (`torchrun --nproc-per-node 2 -m torchbayes train …`) processes share every batch or
+    train ensemble members side by side. Stop with Ctrl-C at any time and continue with `--resume`.
     """
-    drops = None if milestones is None else _milestones(milestones)
+    from torchbayes.core import distributed
+    from torchbayes.experiments.settings import Experiment, TrainedRun
+    from torchbayes.train.tracking import TensorBoard
+
     flags: dict[str, Any] = {
         "data": data, "model": model, "method": method, "epochs": epochs, "batch_size": batch_size,
         "samples": samples, "seed": seed, "validation": validation, "augment": augment,
-        "schedule": schedule, "milestones": drops, "gamma": gamma, "warmup_epochs": warmup_epochs,
-        "cycles": cycles, "low": low, "clip_norm": clip_norm, "amp": amp, "accumulate": accumulate,
+        "schedule": schedule, "clip_norm": clip_norm, "amp": amp, "accumulate": accumulate,
     }  # fmt: skip
-    settings = settings_from(
-        recipe, cpu, model_set if model_set else [], setting if setting else [], flags
-    )
+    settings = opt.settings_from(recipe, cpu, model_set, setting, flags)
     settings.pop("methods", None)
     settings.pop("rows", None)
     name = settings.get("method", Experiment.method)
-    pairs = method_pairs(set_ if set_ else [], {name: name})[name]
+    pairs = opt.method_pairs(set_ or [], {name: name})[name]
     settings["options"] = {**settings.get("options", {}), **pairs}
     experiment = Experiment.from_settings(settings, "the settings")
     folder = out if out is not None else _default_folder(experiment)
@@ -134,16 +112,7 @@ def train(
             logger=TensorBoard(folder / "tensorboard") if tracked else None,
         )
         if distributed.rank() == 0:
-            trained = TrainedRun(folder, data_dir)
-            _show(folder, trained.evaluate(), as_json)
-            _picture(trained, as_json)
-
-
-def _milestones(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise ValueError(f"milestones is {text!r}: expected epochs such as 80,120") from None
+            _score(TrainedRun(folder, data_dir), as_json)
 
 
 def _default_folder(experiment: Experiment) -> Path:
@@ -151,20 +120,35 @@ def _default_folder(experiment: Experiment) -> Path:
     return Path("runs") / f"{data}-{experiment.network}-{experiment.method}-{experiment.seed}"
 
 
-def _show(folder: Path, scores: dict[str, float | None], as_json: bool) -> None:
+def _score(trained: TrainedRun, as_json: bool, **how: Any) -> None:
+    """Score a run, print the scores and draw what can be drawn of it."""
+    from torchbayes.data import ood_for
+
+    folder, ood = trained.files.path, ood_for(trained.data, trained.data_dir)
+    scores = trained.evaluate(ood=ood, **how)
     if as_json:
         typer.echo(json.dumps({"run": str(folder), **scores}))
-        return
-    table = Table(title=str(folder), title_justify="left")
-    shown = [key for key in _SHOWN if key in scores]
-    for key in shown:
-        table.add_column(_SHOWN[key], justify="right")
-    table.add_row(*(_number(key, scores[key]) for key in shown))
-    Console().print(table)
+    else:
+        table = Table(title=str(folder), title_justify="left")
+        shown = [key for key in _SHOWN if key in scores]
+        for key in shown:
+            table.add_column(_SHOWN[key], justify="right")
+        table.add_row(*(_number(key, scores[key]) for key in shown))
+        Console().print(table)
+        if "auroc_ood" in scores:
+            Console().print(f"out of distribution (OOD): {ood.name}")
+    _picture(trained, as_json)
 
 
 def _picture(trained: TrainedRun, quiet: bool) -> None:
     """Draw a regression of one input with its band, as curve.png in the run folder."""
+    import torch
+
+    from torchbayes.core.storage import atomic_path
+    from torchbayes.data import Split
+    from torchbayes.data.transform import Normalise
+    from torchbayes.plots.toy import regression_figure
+
     data = trained.data
     if data.classes or data.shape != (1,) or data.num_targets != 1:
         return
@@ -192,38 +176,46 @@ def _number(key: str, value: float | None) -> str:
 
 
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="A run folder.")],
-    samples: Annotated[int | None, typer.Option(help="Draws to predict with.")] = None,
+    run: opt.RunFolder,
+    samples: opt.RunSamples = None,
     last: Annotated[
-        bool, typer.Option("--last", help="Score the last of a sampler's samples alone.")
+        bool, typer.Option("--last", help="Score only the last of a sampler's samples.")
     ] = False,
     corruptions: Annotated[
         bool,
         typer.Option(
-            "--corruptions", help="Score test images with noise, blur and other damage too."
+            "--corruptions", help="Also score noisy, blurred and otherwise damaged test images."
         ),
     ] = False,
-    data_dir: DataDir = None,
-    as_json: Json = False,
+    data_dir: opt.DataDir = None,
+    as_json: opt.Json = False,
 ) -> None:
     """Score a finished run on its test set and on out-of-distribution inputs."""
+    from torchbayes.experiments.settings import TrainedRun
+
     trained = TrainedRun(run, data_dir)
-    _show(run, trained.evaluate(samples, last=last, corruptions=corruptions), as_json)
-    _picture(trained, as_json)
+    _score(trained, as_json, samples=samples, last=last, corruptions=corruptions)
 
 
 def predict(
-    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    run: opt.RunFolder,
     files: Annotated[list[Path], typer.Argument(help="Image files.")],
-    samples: Annotated[int | None, typer.Option(help="Draws to predict with.")] = None,
-    data_dir: DataDir = None,
-    as_json: Json = False,
+    samples: opt.RunSamples = None,
+    data_dir: opt.DataDir = None,
+    as_json: opt.Json = False,
 ) -> None:
-    """Classify image files, each with how sure the network is and why not surer.
+    """Classify image files and say how sure the network is and where its uncertainty comes from.
 
-    *Epistemic* uncertainty means that the network has not seen enough of its like; *aleatoric*, that the
-    image itself is ambiguous. Both in nats.
+    *Epistemic* uncertainty means that the network has not seen enough images of this kind; *aleatoric*,
+    that the image itself is ambiguous. Both are in nats.
     """
+    import torch
+
+    from torchbayes.data import read_image
+    from torchbayes.data.transform import Normalise
+    from torchbayes.experiments.settings import TrainedRun
+    from torchbayes.predict.results import ClassPredictive
+
     trained = TrainedRun(run, data_dir)
     if len(trained.data.shape) != 3:
         raise ValueError(f"{run} was trained on {trained.data.name}, which has no images")

@@ -10,45 +10,49 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from torchbayes.checks.verify import verify as verified
-from torchbayes.cli.options import Json, method_pairs
-from torchbayes.experiments.options import translated
+from torchbayes.cli.options import Json, Seed, Set, method_pairs
 
 __all__ = ["verify"]
 
 
 def verify(
-    method: Annotated[str, typer.Argument(help="A method, such as sgld or vogn.")],
-    train_size: Annotated[int, typer.Option(help="How many training examples you have.")],
+    method: Annotated[str, typer.Argument(help="Method, such as sgld or vogn.")],
+    train_size: Annotated[int, typer.Option(help="Number of training examples.")],
     batch_size: Annotated[int, typer.Option(help="Examples per update.")] = 128,
-    lr: Annotated[float | None, typer.Option(help="The learning rate.")] = None,
+    lr: Annotated[
+        float | None, typer.Option(help="Learning rate.", show_default="the method's")
+    ] = None,
     epochs: Annotated[
         int | None,
-        typer.Option(help="Passes through the data; enough for 4,000 updates if not given."),
+        typer.Option(
+            help="Passes through the training set.", show_default="enough for 4,000 updates"
+        ),
     ] = None,
     told_size: Annotated[
         int | None,
-        typer.Option(help="A train size to tell the method instead, to see what a wrong one does."),
+        typer.Option(
+            help="Tell the method this training-set size instead, to see what a wrong one does."
+        ),
     ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="A method's option, such as --set damping=0; repeatable."),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+    set_: Set = None,
+    seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
-    """Hold a method with your settings against an exact posterior of your scale.
+    """Check a method with your settings against an exact posterior of your scale.
 
     Example: `torchbayes verify sgld --train-size 50000 --batch-size 128 --lr 1e-6`
 
-    It is trained on a linear regression with as many examples as you have, whose posterior is known in
-    closed form. Exit code 1 if the settings cannot be trusted.
+    The method is trained on a linear regression with as many examples as you have, whose posterior is
+    known in closed form. The exit code is 1 if the settings cannot be trusted.
     """
     pairs = list(set_ if set_ else [])
     if lr is not None:
         pairs.append(f"lr={lr!r}")
     options = method_pairs(pairs, {method: method})[method]
-    found = verified(
+    from torchbayes import checks
+    from torchbayes.experiments.options import translated
+
+    found = checks.verify(
         method,
         train_size=train_size,
         batch_size=batch_size,

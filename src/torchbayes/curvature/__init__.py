@@ -2,6 +2,5 @@
 
 from torchbayes.curvature.capture import Capture
 from torchbayes.curvature.loss import check_mean_loss
-from torchbayes.posterior.kronecker import KroneckerGaussian
 
-__all__ = ["Capture", "KroneckerGaussian", "check_mean_loss"]
+__all__ = ["Capture", "check_mean_loss"]

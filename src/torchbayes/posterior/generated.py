@@ -44,7 +44,7 @@ class Generated(Posterior):
     Example:
         >>> import torch, torchbayes as tb
         >>> first, second = torch.ones(4, 2), torch.ones(1, 3, 4)
-        >>> q = tb.Generated({"bias": torch.zeros(1)}, {"weight": first}, {"weight": second},
+        >>> q = tb.posterior.Generated({"bias": torch.zeros(1)}, {"weight": first}, {"weight": second},
         ...                  {"weight": "all"}, tb.latents.uniform_positive)
         >>> q.sample()["weight"].shape
         torch.Size([1, 3])

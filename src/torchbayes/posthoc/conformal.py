@@ -65,7 +65,7 @@ def conformal_sets(
         >>> import torch, torchbayes as tb
         >>> probs = torch.tensor([[0.6, 0.3, 0.1]]).repeat(10, 1)
         >>> p = tb.ClassPredictive(probs, torch.zeros(10), 1)
-        >>> sets = tb.conformal_sets(p, torch.tensor([0] * 6 + [1] * 4), coverage=0.8)
+        >>> sets = tb.posthoc.conformal_sets(p, torch.tensor([0] * 6 + [1] * 4), coverage=0.8)
         >>> sets(p)[0].tolist()                    # the first class alone would be right 6 times in 10
         [True, True, False]
     """

@@ -72,7 +72,7 @@ def decide(
         >>> sure = torch.linspace(0.5, 1, 1000)
         >>> p = tb.ClassPredictive(torch.stack([sure, 1 - sure], 1), torch.zeros(1000), 1)
         >>> right = sure > 0.75                    # it is wrong wherever it is less sure than 0.75
-        >>> rule = tb.decide(p, (~right).long(), risk=0.02)
+        >>> rule = tb.posthoc.decide(p, (~right).long(), risk=0.02)
         >>> rule.coverage
         0.5
     """

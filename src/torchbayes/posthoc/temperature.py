@@ -62,7 +62,8 @@ def temperature_scaling(predictive: ClassPredictive, targets: Tensor) -> Tempera
     Example:
         >>> import torch, torchbayes as tb
         >>> sure = tb.ClassPredictive(torch.tensor([[0.99, 0.01]]).repeat(10, 1), torch.zeros(10), 1)
-        >>> scale = tb.temperature_scaling(sure, torch.tensor([0] * 7 + [1] * 3))   # right 7 times in 10
+        >>> right_7_times_in_10 = torch.tensor([0] * 7 + [1] * 3)
+        >>> scale = tb.posthoc.temperature_scaling(sure, right_7_times_in_10)
         >>> round(float(scale(sure).confidence[0]), 3)
         0.7
     """

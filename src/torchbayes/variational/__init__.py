@@ -1,6 +1,6 @@
 """Modules around the user's network that draw, perturb or generate its weights."""
 
-from torchbayes.variational.dropout import DropoutPosterior, MCDropout
+from torchbayes.variational.dropout import MCDropout
 from torchbayes.variational.estimators import (
     Estimator,
     flipout,
@@ -13,7 +13,6 @@ from torchbayes.variational.meanfield import MeanField
 from torchbayes.variational.objective import annealed_weight, blundell_weight, uniform_weight
 
 __all__ = [
-    "DropoutPosterior",
     "Estimator",
     "Hypernet",
     "HypernetSGD",

@@ -1,10 +1,10 @@
 """Estimators of a Gaussian's gradients: how the examples of a batch share the noise of the weights.
 
-An estimator is a context around the network's forward pass. The network sees plain sampled weights; where
-`linear`, a convolution or a transposed convolution is called with a weight that *is* one of them, the
-low-variance rule is used instead. Every other use of a weight (an LSTM, attention's projections, an
-embedding) sees the ordinary sample: a layer that an estimator does not know costs variance, not
-correctness. Padding modes, groups, dilation and tied weights work because the network's own code runs.
+An estimator is a function that gives the rule of one forward pass, a context around it. The network sees
+plain sampled weights; where `linear`, a convolution or a transposed convolution is called with a weight that
+*is* one of them, the low-variance rule is used instead. Every other use of a weight (an LSTM, attention's
+projections, an embedding) sees the ordinary sample: a layer that an estimator does not know costs variance,
+not correctness. Padding modes, groups, dilation and tied weights work because the network's own code runs.
 
 | estimator | layer output, for each example | from |
 | --- | --- | --- |
@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -33,7 +33,7 @@ from torch.overrides import TorchFunctionMode
 from torchbayes.core.noise import normal_, random_signs
 from torchbayes.variational.draw import Drawn, Spread
 
-__all__ = ["Estimator", "flipout", "local_reparameterisation", "shared_draw"]
+__all__ = ["Estimator", "Rule", "flipout", "local_reparameterisation", "shared_draw"]
 
 _LINEAR = F.linear
 _LAYERS: frozenset[Any] = frozenset(
@@ -46,13 +46,11 @@ _LAYERS: frozenset[Any] = frozenset(
 Layer = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
-class Estimator(TorchFunctionMode):
-    """A context in which layers with drawn weights follow a rule of their own.
+class Rule(TorchFunctionMode):
+    """A context in which layers with drawn weights are computed in a way of their own.
 
     Args:
-        drawn: The drawn weights.
-        examples: The number of examples in the batch; None if it is not known.
-        generator: Where further random numbers come from.
+        generator: The source of further random numbers.
 
     Attributes:
         spread: What the rule needs of a weight.
@@ -61,16 +59,18 @@ class Estimator(TorchFunctionMode):
 
     spread: ClassVar[Spread] = Spread.NONE
 
-    def __init__(
-        self,
-        drawn: Iterable[Drawn],
-        examples: int | None = None,
-        generator: torch.Generator | None = None,
-    ) -> None:
+    def __init__(self, generator: torch.Generator | None = None) -> None:
         super().__init__()
-        self._drawn = {id(weight.sample): weight for weight in drawn}
-        self._examples, self._generator = examples, generator
+        self._generator = generator
+        self._drawn: dict[int, Drawn] = {}
+        self._examples: int | None = None
         self.hits: Counter[str] = Counter()
+
+    def over(self, drawn: Iterable[Drawn], examples: int | None) -> Rule:
+        """Apply the rule to these weights and, if it is known, this number of examples."""
+        self._drawn = {id(weight.sample): weight for weight in drawn}
+        self._examples = examples
+        return self
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -106,18 +106,19 @@ class Estimator(TorchFunctionMode):
         raise NotImplementedError
 
 
-class shared_draw(Estimator):
-    """One draw of the weights for the whole batch: Bayes by Backprop as published, and the fastest.
+class Estimator(Protocol):
+    """What makes a rule for one forward pass: a function such as `flipout`."""
 
-    Example:
-        >>> import torch, torchbayes as tb
-        >>> net = tb.MeanField(torch.nn.Linear(3, 2), estimator=tb.shared_draw)
-        >>> out = net(torch.ones(4, 3))
-        >>> bool((out == out[0]).all())   # equal examples meet the same weights
-        True
-    """
+    __name__: str
 
-    def __enter__(self) -> shared_draw:
+    def __call__(self, generator: torch.Generator | None = None, /) -> Rule:
+        """Make the rule; `generator` is its source of random numbers."""
+
+
+class SharedDraw(Rule):
+    """The ordinary draw everywhere."""
+
+    def __enter__(self) -> SharedDraw:
         """Nothing to do, and so no mode to pay for."""
         return self
 
@@ -125,16 +126,8 @@ class shared_draw(Estimator):
         """Nothing to undo."""
 
 
-class local_reparameterisation(Estimator):
-    """Draws layers' outputs instead of their weights: the least gradient variance for linear layers.
-
-    Example:
-        >>> import torch, torchbayes as tb
-        >>> net = tb.MeanField(torch.nn.Linear(3, 2), estimator=tb.local_reparameterisation)
-        >>> out = net(torch.ones(4, 3))
-        >>> bool((out == out[0]).all()), dict(net.rule_hits)
-        (False, {'weight': 1})
-    """
+class LocalReparameterisation(Rule):
+    """Normal outputs with the mean and variance that the weights give them."""
 
     spread = Spread.VARIANCE
 
@@ -150,26 +143,13 @@ class local_reparameterisation(Estimator):
         return mean + std * normal_(torch.empty_like(std), self._generator)
 
 
-class flipout(Estimator):
-    """Random signs make one draw of the weights a nearly independent one for each example.
-
-    Example:
-        >>> import torch, torchbayes as tb
-        >>> net = tb.MeanField(torch.nn.Linear(3, 2), estimator=tb.flipout)
-        >>> out = net(torch.ones(8, 3))
-        >>> bool((out == out[0]).all()), dict(net.rule_hits)
-        (False, {'weight': 1})
-    """
+class Flipout(Rule):
+    """The batch's deviation with random signs for each example's inputs and outputs."""
 
     spread = Spread.DEVIATION
 
-    def __init__(
-        self,
-        drawn: Iterable[Drawn],
-        examples: int | None = None,
-        generator: torch.Generator | None = None,
-    ) -> None:
-        super().__init__(drawn, examples, generator)
+    def __init__(self, generator: torch.Generator | None = None) -> None:
+        super().__init__(generator)
         self._signs: dict[str, tuple[Tensor, Tensor]] = {}
 
     def _takes(self, func: Any, inputs: Tensor, weight: Drawn) -> bool:
@@ -202,3 +182,42 @@ def _along(signs: Tensor, dims: int, channel: int) -> Tensor:
     shape = [1] * dims
     shape[0], shape[channel] = signs.shape
     return signs.view(shape)
+
+
+def shared_draw(generator: torch.Generator | None = None) -> Rule:
+    """Draw the weights once for the whole batch: Bayes by Backprop as published, and the fastest.
+
+    Example:
+        >>> import torch, torchbayes as tb
+        >>> net = tb.MeanField(torch.nn.Linear(3, 2), estimator=tb.shared_draw)
+        >>> out = net(torch.ones(4, 3))
+        >>> bool((out == out[0]).all())   # equal examples meet the same weights
+        True
+    """
+    return SharedDraw(generator)
+
+
+def local_reparameterisation(generator: torch.Generator | None = None) -> Rule:
+    """Draw layers' outputs instead of their weights: the least gradient variance for linear layers.
+
+    Example:
+        >>> import torch, torchbayes as tb
+        >>> net = tb.MeanField(torch.nn.Linear(3, 2), estimator=tb.local_reparameterisation)
+        >>> out = net(torch.ones(4, 3))
+        >>> bool((out == out[0]).all()), dict(net.rule_hits)
+        (False, {'weight': 1})
+    """
+    return LocalReparameterisation(generator)
+
+
+def flipout(generator: torch.Generator | None = None) -> Rule:
+    """Make one draw of the weights a nearly independent one for each example by random signs.
+
+    Example:
+        >>> import torch, torchbayes as tb
+        >>> net = tb.MeanField(torch.nn.Linear(3, 2), estimator=tb.flipout)
+        >>> out = net(torch.ones(8, 3))
+        >>> bool((out == out[0]).all()), dict(net.rule_hits)
+        (False, {'weight': 1})
+    """
+    return Flipout(generator)

@@ -130,7 +130,7 @@ class MeanField(Wrapper):
         self,
         model: nn.Module,
         prior: Prior | float = 1.0,
-        estimator: type[Estimator] = shared_draw,
+        estimator: Estimator = shared_draw,
         *,
         init_std: float = 0.01,
         init: str = "model",
@@ -142,7 +142,7 @@ class MeanField(Wrapper):
             raise ValueError(f"init_std is {init_std:g}: expected a standard deviation above 0")
         if init not in ("model", "moped"):
             raise ValueError(f"init is {init!r}: expected model or moped")
-        if not (isinstance(estimator, type) and issubclass(estimator, Estimator)):
+        if not callable(estimator):
             raise TypeError(
                 f"estimator is {estimator!r}: expected shared_draw, local_reparameterisation or flipout"
             )
@@ -192,17 +192,18 @@ class MeanField(Wrapper):
         if not (self.training if self._drawing is None else self._drawing):
             return self.model(*args, **kwargs)
         estimator = self.estimator if self.training else shared_draw
-        draw = self._draw(estimator.spread)
+        rule = estimator(self.generator)
+        draw = self._draw(rule.spread)
         weights = {
             name: weight.sample for weight in draw.drawn for name in self._aliases[weight.name]
         }
-        with estimator(draw.drawn, _first_length(args, kwargs), self.generator) as rule:
+        with rule.over(draw.drawn, _first_length(args, kwargs)):
             outputs = torch.func.functional_call(
                 self.model, weights, args, kwargs, tie_weights=False
             )
         draw.release()
         self.rule_hits = rule.hits
-        if estimator.spread is not Spread.NONE and not rule.hits and not self._noticed:
+        if rule.spread is not Spread.NONE and not rule.hits and not self._noticed:
             self._noticed = True
             warnings.warn(
                 f"{estimator.__name__} found no linear or convolution layer in "

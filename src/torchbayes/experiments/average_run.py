@@ -1,0 +1,151 @@
+"""What averaging several draws of a finished run's weights is worth, and its file average-HOW.json."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchbayes import metrics
+from torchbayes.average import freeze, parallelizing, widening
+from torchbayes.average.freeze import take_draws
+from torchbayes.core.storage import atomic_path, write_text
+from torchbayes.data import make_loader
+from torchbayes.experiments.settings import TrainedRun
+from torchbayes.plots.diversity import weight_correlations, weight_pair_figure
+from torchbayes.posterior import Gaussian, Generated, Point, Posterior, Samples
+from torchbayes.predict.batchnorm import recalibrate_each
+
+__all__ = ["averaged"]
+
+_BUILDERS = {"parallelizing": parallelizing, "widening": widening}
+_HOWS = ("branching", *_BUILDERS)
+
+
+def averaged(
+    run: Path,
+    how: str = "branching",
+    counts: Sequence[int] = (1, 4, 16),
+    seed: int = 0,
+    data_dir: Path | None = None,
+) -> dict[str, Any]:
+    """Score averages of a run's draws, and keep them in its folder.
+
+    Args:
+        run: The run folder.
+        how: What is averaged: `branching` (outputs of networks), `parallelizing` or `widening`.
+        counts: How many draws to average.
+        seed: Random seed of the draws.
+        data_dir: Where the data is, if not in the usual place.
+    """
+    if how not in _HOWS:
+        raise ValueError(f"how is {how!r}: expected {' or '.join(_HOWS)}")
+    trained = TrainedRun(run, data_dir)
+    if not trained.data.classes:
+        raise ValueError(f"{run} is a regression: average compares classifiers")
+    posterior = trained.posterior()
+    members = {Point: 1, Samples: len(posterior) if isinstance(posterior, Samples) else 0}
+    most = members.get(type(posterior), max(counts))
+    counts = [count for count in counts if count <= most]
+    if not counts:
+        raise ValueError(f"{run} has only {most} networks to average: ask for fewer times")
+    experiment = trained.experiment
+    # Augmented as in training: the statistics of the hypernetwork paper are those of its last epoch.
+    batches = make_loader(
+        trained.data, trained.data.train, experiment.batch_size,
+        shuffle=True, augment=experiment.augment, seed=seed,
+    )  # fmt: skip
+    test = make_loader(trained.data, trained.data.test, 500)
+    targets = torch.cat([targets for _, targets in test.batches(0)])
+    generator = torch.Generator().manual_seed(seed)
+    result: dict[str, Any] = {
+        "run": run.name,
+        "method": experiment.method,
+        "options": experiment.options,
+        "seed": experiment.seed,
+        "how": how,
+        "rows": [],
+    }
+    if how == "branching":
+        logits = _branches(trained.model, posterior, max(counts), batches, test, generator)
+        for count in counts:
+            result["rows"].append(_row(logits, targets, count))
+        result |= _faults(logits.argmax(2), targets)
+    else:
+        for count in counts:
+            network = _BUILDERS[how](trained.model, posterior, count, batches, generator=generator)
+            outputs = _outputs(network, test)[None]
+            result["rows"].append(_row(outputs, targets, 1) | {"times": count})
+    if isinstance(posterior, Generated | Gaussian):
+        result |= _shape(trained, posterior, generator)
+    write_text(run / f"average-{how}.json", json.dumps(result, indent=2) + "\n")
+    return result
+
+
+def _branches(
+    model: nn.Module,
+    posterior: Posterior,
+    count: int,
+    batches: Iterable[Any],
+    test: Any,
+    generator: torch.Generator,
+) -> Tensor:
+    """The logits of every draw, (draws, examples, classes)."""
+    draws = take_draws(posterior, count, generator)
+    if isinstance(posterior, Generated | Gaussian):
+        draws = recalibrate_each(model, draws, batches)
+    networks = (freeze(model, draw, keep_statistics=True) for draw in draws)
+    return torch.stack([_outputs(network, test) for network in networks])
+
+
+@torch.no_grad()
+def _outputs(network: nn.Module, test: Any) -> Tensor:
+    return torch.cat([network(inputs) for inputs, _ in test.batches(0)])
+
+
+def _row(logits: Tensor, targets: Tensor, count: int) -> dict[str, Any]:
+    """Medians over as many groups of `count` networks as there are, as the paper takes them."""
+    groups = logits[: len(logits) // count * count].split(count)
+    row: dict[str, Any] = {"times": count, "groups": len(groups)}
+    for prefix, averaged in (
+        ("", [group.mean(0).softmax(1) for group in groups]),
+        ("probabilities_", [group.softmax(2).mean(0) for group in groups]),
+    ):
+        scores = {
+            "error": [1 - metrics.accuracy(probs, targets) for probs in averaged],
+            "nll": [metrics.nll(probs, targets) for probs in averaged],
+            "ece": [metrics.ece(probs, targets) for probs in averaged],
+        }
+        row |= {f"{prefix}{name}": statistics.median(v) for name, v in scores.items()}
+    return row
+
+
+def _faults(predictions: Tensor, targets: Tensor) -> dict[str, Any]:
+    """How many examples 0 … 4 of four networks misclassify, averaged over groups of four."""
+    if len(predictions) < 4:
+        return {}
+    fours = predictions[: len(predictions) // 4 * 4].split(4)
+    counts = torch.tensor([metrics.fault_counts(four, targets) for four in fours]).double()
+    return {
+        "quadruple_faults": counts.mean(0).tolist(),
+        "double_fault": metrics.double_fault(predictions, targets),
+    }
+
+
+def _shape(trained: TrainedRun, posterior: Posterior, generator: torch.Generator) -> dict[str, Any]:
+    found = weight_correlations(trained.model, posterior, generator=generator)
+    names = (
+        posterior.generated
+        if isinstance(posterior, Generated)
+        else [name for name, p in trained.model.named_parameters() if p.dim() > 1]
+    )
+    with atomic_path(trained.files.path / "weights.png") as temporary:
+        pair = ((names[0], 0), (names[0], 1))
+        figure = weight_pair_figure({trained.files.path.name: posterior}, pair, generator=generator)
+        figure.savefig(temporary, format="png")
+    return {"correlations": vars(found)}

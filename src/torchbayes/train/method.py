@@ -56,6 +56,9 @@ class Method(ABC):
         name: What users call it.
         summary: One line on what it does.
         paper: Where it is from.
+        family: What stands for the posterior: `"one network"`, `"ensemble, masks, generator"`,
+            `"a Gaussian"` or `"a chain's samples"`.
+        posterior_kind: The class name of its posterior.
         one_per_rank: Under torchrun, every process trains members of its own on all of the data instead
             of sharing each batch.
         reduces_gradients: Under torchrun, `fit` averages the gradients over processes. A method that
@@ -70,6 +73,8 @@ class Method(ABC):
     name: ClassVar[str]
     summary: ClassVar[str]
     paper: ClassVar[str]
+    family: ClassVar[str]
+    posterior_kind: ClassVar[str]
     one_per_rank: ClassVar[bool] = False
     reduces_gradients: ClassVar[bool] = True
 

@@ -39,6 +39,8 @@ class AtmcMethod(SamplerMethod):
     """
 
     name = "atmc"
+    family = "a chain's samples"
+    posterior_kind = "Samples"
     summary = "samples of the weights by momentum with thermostats that adapt the noise"
     paper = "Heek & Kalchbrenner 2019, Bayesian Inference for Large Scale Image Classification"
 

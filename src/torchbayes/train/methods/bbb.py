@@ -65,6 +65,8 @@ class BbbMethod(Method):
     """
 
     name = "bbb"
+    family = "a Gaussian"
+    posterior_kind = "Gaussian"
     summary = "a Gaussian of its own over every weight, by backpropagation"
     paper = "Blundell et al. 2015, Weight Uncertainty in Neural Networks"
 

@@ -25,6 +25,8 @@ class DropoutMethod(Method):
     """
 
     name = "dropout"
+    family = "ensemble, masks, generator"
+    posterior_kind = "DropoutPosterior"
     summary = "one network with dropout left on, a mask for every draw"
     paper = "Gal & Ghahramani 2016; the baseline of the VOGN paper"
 

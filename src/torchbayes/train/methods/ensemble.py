@@ -37,6 +37,8 @@ class EnsembleMethod(Method):
     """
 
     name = "ensemble"
+    family = "ensemble, masks, generator"
+    posterior_kind = "Samples"
     summary = "several networks from different random starts"
     paper = "Lakshminarayanan et al. 2017; Ensemble-MAP/MLE of the hypernetwork paper"
     one_per_rank = True

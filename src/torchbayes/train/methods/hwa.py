@@ -44,6 +44,8 @@ class HwaMethod(AveragingMethod, BbbMethod):  # type: ignore[misc]  # posterior:
     """
 
     name = "hwa"
+    family = "a Gaussian"
+    posterior_kind = "Gaussian"
     summary = "Bayes by Backprop, its means and variances averaged along the end of the training"
     paper = "Karimi & Li 2021, HWA: Hyperparameters Weight Averaging in Bayesian Neural Networks"
 

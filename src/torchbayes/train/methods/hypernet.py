@@ -48,6 +48,8 @@ class HypernetMethod(Method):
     """
 
     name = "hypernet"
+    family = "ensemble, masks, generator"
+    posterior_kind = "Generated"
     summary = "small networks that generate the weights from noise"
     paper = "Ukai et al. 2019, Bayesian estimation and model averaging of CNNs by hypernetwork"
 

@@ -34,6 +34,8 @@ class IvonMethod(NaturalGradientMethod):
     """
 
     name = "ivon"
+    family = "a Gaussian"
+    posterior_kind = "Gaussian"
     summary = "a Gaussian over every weight, by natural gradients at the price of Adam"
     paper = "Shen et al. 2024, the successor of VOGN"
 

@@ -33,6 +33,8 @@ class KfacMethod(NaturalGradientMethod):
     """
 
     name = "kfac"
+    family = "one network"
+    posterior_kind = "Point"
     summary = "one network, trained by natural gradients with a Kronecker product per layer"
     paper = "Martens & Grosse 2015; the baseline of the VOGN paper"
 

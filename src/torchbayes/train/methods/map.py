@@ -54,6 +54,8 @@ class MapMethod(Method):
     """
 
     name = "map"
+    family = "one network"
+    posterior_kind = "Point"
     summary = "one network, the most probable under a Gaussian prior"
     paper = "the baseline of all five papers"
 
@@ -92,6 +94,8 @@ class MleMethod(MapMethod):
     """
 
     name = "mle"
+    family = "one network"
+    posterior_kind = "Point"
     summary = "one network, trained on the likelihood alone"
     paper = "the baseline of the hypernetwork paper (Ensemble-MLE)"
 

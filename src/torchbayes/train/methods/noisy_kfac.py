@@ -36,6 +36,8 @@ class NoisyKfacMethod(NaturalGradientMethod):
     """
 
     name = "noisy-kfac"
+    family = "a Gaussian"
+    posterior_kind = "KroneckerGaussian"
     summary = "a Gaussian over each layer's weight matrix, by natural gradients"
     paper = "Zhang et al. 2018; the baseline of the VOGN paper"
 

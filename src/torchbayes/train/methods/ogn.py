@@ -30,6 +30,8 @@ class OgnMethod(NaturalGradientMethod):
     """
 
     name = "ogn"
+    family = "one network"
+    posterior_kind = "Point"
     summary = "one network, trained by natural gradients from per-example squares"
     paper = "Osawa et al. 2019"
 

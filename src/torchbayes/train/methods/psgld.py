@@ -35,6 +35,8 @@ class PsgldMethod(SamplerMethod):
     """
 
     name = "psgld"
+    family = "a chain's samples"
+    posterior_kind = "Samples"
     summary = "samples of the weights by RMSprop with noise"
     paper = "Li et al. 2016"
 

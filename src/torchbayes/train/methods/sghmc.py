@@ -36,6 +36,8 @@ class SghmcMethod(SamplerMethod):
     """
 
     name = "sghmc"
+    family = "a chain's samples"
+    posterior_kind = "Samples"
     summary = "samples of the weights by gradient descent with momentum and noise"
     paper = "Chen et al. 2014"
 

@@ -33,6 +33,8 @@ class SgldMethod(SamplerMethod):
     """
 
     name = "sgld"
+    family = "a chain's samples"
+    posterior_kind = "Samples"
     summary = "samples of the weights by gradient descent with noise"
     paper = "Welling & Teh 2011; a baseline of the HWA paper"
 

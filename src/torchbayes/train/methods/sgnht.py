@@ -39,6 +39,8 @@ class SgnhtMethod(SamplerMethod):
     """
 
     name = "sgnht"
+    family = "a chain's samples"
+    posterior_kind = "Samples"
     summary = (
         "samples of the weights by momentum with thermostats that take out the gradient's noise"
     )

@@ -30,6 +30,8 @@ class SwaMethod(AveragingMethod):
     """
 
     name = "swa"
+    family = "one network"
+    posterior_kind = "Point"
     summary = "one network, the mean of the weights along the end of the training"
     paper = "Izmailov et al. 2018; what the HWA paper starts from"
 

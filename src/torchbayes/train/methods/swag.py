@@ -32,6 +32,8 @@ class SwagMethod(SwaMethod):
     """
 
     name = "swag"
+    family = "a Gaussian"
+    posterior_kind = "LowRankGaussian"
     summary = "a Gaussian with the mean and spread of the weights along the end of the training"
     paper = "Maddox et al. 2019; HWA without a mean field"
 

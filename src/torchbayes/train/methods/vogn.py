@@ -67,6 +67,8 @@ class VognMethod(NaturalGradientMethod):
     """
 
     name = "vogn"
+    family = "a Gaussian"
+    posterior_kind = "Gaussian"
     summary = "a Gaussian over every weight, by natural gradients from per-example squares"
     paper = "Osawa et al. 2019"
 

@@ -10,8 +10,10 @@ from typer.testing import CliRunner
 
 from torchbayes.cli import app
 from torchbayes.experiments import recipes
+from torchbayes.experiments.compare import Comparison
 from torchbayes.experiments.predictions_file import Predictions
 from torchbayes.experiments.record import Bins, Record
+from torchbayes.train.methods import METHODS
 
 RECIPE = """
 title = "A tiny network"
@@ -121,3 +123,20 @@ def test_bad_input_is_named(folder: Path) -> None:
         call("show", "tiny/digit")
     with pytest.raises(ValueError, match="seeds is 0"):
         call("run", "tiny/digits", "--seeds", "0")
+
+
+def test_a_bare_comparison_takes_methods_that_the_demo_does_not_name(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "recipes" / "demo").mkdir()
+    (folder / "recipes" / "demo" / "digits.toml").write_text('data = "digits"\n[methods.map]\n')
+    planned: list[str] = []
+
+    def run(plan: Comparison, *_: object) -> None:
+        planned.extend(job.row.name for job in plan.jobs)
+        raise ValueError("planned")
+
+    monkeypatch.setattr(Comparison, "run", run)
+    with pytest.raises(ValueError, match="planned"):
+        CliRunner().invoke(app, ["compare", "--out", "out"], catch_exceptions=False)
+    assert sorted(planned) == sorted(METHODS)

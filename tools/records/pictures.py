@@ -200,8 +200,8 @@ def _headline(record: Record) -> Picture:
     best = ", ".join(sorted(record.rows, key=lambda row: record.rows[row]["nll"].mean)[:3])
     return Picture(
         _file_name(record, "methods"),
-        "Each method as a dot: NLL on test images against how well its doubt tells MNIST's images and images "
-        f"of noise from them; the lowest NLL have {best}",
+        "Each method as a dot: NLL on test images against how well its uncertainty separates MNIST's images "
+        f"and images of noise from them; lowest NLL: {best}",
         "Shaded: better than one network in both respects.",
         asdict(record),
         partial(headline_picture, record),

@@ -54,9 +54,9 @@ def _about(record: Record) -> str:
     return (
         f"LeNet-5 on {settings['examples']:,} images of Fashion-MNIST, {settings['epochs']} epochs, "
         f"{settings['samples']} draws, {runs}; the best NLL "
-        "first, the best of\neach column in bold. *Errors*, *MNIST* and *noise*: the AUROC with which doubt "
-        "tells wrong answers from right ones, MNIST's\nimages from test images, and noise from test images; "
-        "0.5 is a coin toss. *Stored*: numbers kept for each weight.\n"
+        "first, the best of\neach column in bold. *Errors*, *MNIST* and *noise*: the AUROC with which "
+        "uncertainty separates wrong answers from right ones,\nMNIST's images from test images, and noise "
+        "from test images; 0.5 is a coin toss. *Stored*: numbers kept per weight.\n"
         f"Made by `{record.command}`; more scores{' and spreads' if seeds > 1 else ''}: "
         "[docs/results.md](docs/results.md).\n"
     )

@@ -267,8 +267,9 @@ def predictions(networks: dict[str, Any]) -> str:
         "| posterior | of | " + " | ".join(TITLES[name].split(",")[0] for name in found) + " |"
     ]
     lines.append("| --- | --- |" + " ---: |" * len(found))
+    measured = {name.split()[0] for name in _methods(networks)}
     for kind in dict.fromkeys(kind for part in found.values() for kind in part["rows"]):
-        methods = ", ".join(sorted(n for n, m in METHODS.items() if m.posterior_kind == kind))
+        methods = ", ".join(sorted(m for m in measured if METHODS[m].posterior_kind == kind))
         cells = []
         for part in found.values():
             row = part["rows"].get(kind)

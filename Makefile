@@ -1,10 +1,10 @@
-# Two commands on a fresh machine: `make demo` and `make test`. Both make .venv if it is not there.
+# Two commands on a fresh machine: `make demo` and `make test`. Both create .venv if it does not exist.
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 PEERS  ?= .venv-peers
 
-.PHONY: demo test lint format bench bench-peers docs clean
+.PHONY: demo test lint format records records-check bench bench-peers docs clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -16,10 +16,10 @@ demo: $(VENV)/.installed  ## train, evaluate and compare every method on the emb
 	$(BIN)/torchbayes compare --out demo
 	@echo "Open demo/report.html in a browser."
 
-# One worker for each core: with one thread each, tests leave the other cores idle. At most four, for every worker
-# imports and collects everything once more and takes about a gigabyte, and containers may show more cores than
-# they give. Work is stolen in runs of neighbouring tests, so that a module's fixtures are mostly made once.
-test: $(VENV)/.installed lint  ## style, types, then all tests
+# One worker per core, because a test uses one thread. At most four: every worker imports and collects everything
+# again and takes about a gigabyte, and a container may show more cores than it gives. Idle workers steal runs of
+# neighbouring tests, so that a module's fixtures are mostly made once.
+test: $(VENV)/.installed lint  ## style, types, then all tests of the library
 	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal
 
 lint: $(VENV)/.installed
@@ -31,10 +31,17 @@ format: $(VENV)/.installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/.installed  ## ratios, measured in turns, and the page of them; nothing else may run meanwhile
+records: $(VENV)/.installed  ## README's tables, docs/results.md, docs/benchmarks.md and their pictures, from results/
+	$(BIN)/python -m tools.records
+
+records-check: $(VENV)/.installed  ## fail if one of them is not what results/ gives, or if the tools are broken
+	$(BIN)/python -m tools.records --check
+	$(BIN)/python -m pytest tools/tests
+
+bench: $(VENV)/.installed  ## measure ratios in turns and rewrite their page; nothing else may run meanwhile
 	$(BIN)/python benchmarks/steps.py --memory --predict --json results/benchmarks.json
 	$(BIN)/python benchmarks/growth.py --json results/growth.json
-	$(BIN)/python benchmarks/page.py
+	$(BIN)/python -m tools.records
 
 $(PEERS)/.installed: pyproject.toml constraints.txt benchmarks/peers.txt benchmarks/peers-need.txt
 	$(PYTHON) -m venv $(PEERS)
@@ -45,7 +52,7 @@ $(PEERS)/.installed: pyproject.toml constraints.txt benchmarks/peers.txt benchma
 
 bench-peers: $(PEERS)/.installed $(VENV)/.installed  ## the same for other libraries, in an environment of their own
 	$(PEERS)/bin/python benchmarks/peers.py --json results/peers.json
-	$(BIN)/python benchmarks/page.py
+	$(BIN)/python -m tools.records
 
 docs: $(VENV)/.installed  ## the documentation, strictly: a broken link is an error
 	$(BIN)/mkdocs build --strict

@@ -27,11 +27,12 @@ import torch
 import torch.nn.functional as F
 from steps import (
     BARE,
-    TO_SGD,
+    CHAIN,
     baseline,
     cycle,
     make_method,
     posterior_of,
+    prediction_jobs,
     problem,
     read,
     step_of,
@@ -40,12 +41,13 @@ from steps import (
 from timing import budgeted, progress, ratios
 from torch import Tensor, nn
 
-import torchbayes as tb
 from torchbayes.core import distributed
+from torchbayes.train.registry import METHODS
 
 FLOOR = BARE[0]
-METHODS = ("bbb", "vogn", "ivon", "sgld", "atmc", "hypernet")
-DRAWING = ("bbb", "vogn", "ivon", "noisy-kfac")  # those with several draws a step
+SHOWN = ("bbb", "vogn", "ivon", "sgld", "atmc", "hypernet")
+DRAWING = ("bbb", "vogn", "ivon", "noisy-kfac")  # those with several draws per step
+CHAINS = {name for name in SHOWN if METHODS[name].family == CHAIN}  # one in every process
 SETTINGS = {
     "batch": (16, 64, 256, 1024),
     "width": (150, 300, 600, 1200),
@@ -57,7 +59,7 @@ ROUNDS = {"least": 8, "most": 30}
 
 
 def pair(name: str, to: str, seconds: float, **setting: int) -> dict[str, float]:
-    """A variant's ratio to a plain optimiser."""
+    """Measure a variant relative to a plain optimiser."""
     plain = {key: value for key, value in setting.items() if key != "draws"}
     jobs = {to: step_of("mlp", to, **plain), name: step_of("mlp", name, **setting)}
     every = 1 if name in BARE else cycle(name)
@@ -65,9 +67,9 @@ def pair(name: str, to: str, seconds: float, **setting: int) -> dict[str, float]
 
 
 def growth(along: str, seconds: float) -> dict[str, Any]:
-    """Ratios of every method at every setting along one axis, on the MLP."""
+    """Measure every method at every setting along one axis, on the MLP."""
     rows: dict[str, Any] = {}
-    names = DRAWING if along == "draws" else METHODS
+    names = DRAWING if along == "draws" else SHOWN
     for value in SETTINGS[along]:
         for to in sorted({baseline(name) for name in names}):
             setting = {} if along == "draws" else {along: value}
@@ -81,33 +83,23 @@ def growth(along: str, seconds: float) -> dict[str, Any]:
 
 
 def predicting(seconds: float) -> dict[str, Any]:
-    """Predictions of 1,000 inputs with k draws, relative to k plain forward passes."""
+    """Measure predictions of 1,000 inputs with k draws, relative to k plain forward passes."""
     rows: dict[str, Any] = {}
     model, _, _ = problem("mlp")
     inputs = torch.randn(1000, 784)
     for draws in SETTINGS["predicting"]:
         for kind in ("Gaussian", "Samples"):
             posterior = posterior_of(kind, model, draws, (784,))
-
-            @torch.no_grad()
-            def plain(draws: int = draws) -> None:
-                for _ in range(draws):
-                    model(inputs).softmax(1)
-
-            def ours(draws: int = draws, posterior: tb.Posterior = posterior) -> None:
-                tb.predictive(model, posterior, inputs, draws)
-
-            found = ratios(
-                budgeted({"plain": plain, kind: ours}, seconds, least=3, most=20), "plain"
-            )
+            jobs = prediction_jobs(model, posterior, inputs, draws)
+            found = ratios(budgeted(jobs, seconds, least=3, most=20), "plain")
             row = rows.setdefault(kind, {"to": "plain forward passes", "points": {}})
-            row["points"][str(draws)] = found[kind]
+            row["points"][str(draws)] = found["ours"]
         progress(f"predicting {draws}")
     return rows
 
 
 def shared_step(name: str, net: nn.Module, inputs: Tensor, targets: Tensor) -> Callable[[], None]:
-    """A step of this process's part of a batch, as `fit` takes it under torchrun."""
+    """Make a step of this process's part of a batch, as `fit` takes it under torchrun."""
     world = distributed.world_size()
     if name in (FLOOR, "Adam"):
         optimizer = torch.optim.Adam(net.parameters())
@@ -135,16 +127,17 @@ def shared_step(name: str, net: nn.Module, inputs: Tensor, targets: Tensor) -> C
 
 
 def worker(seconds: float) -> None:
-    """In every process under torchrun: measure, and let the first one print."""
+    """Measure in every process under torchrun; the first one prints."""
     torch.set_num_threads(1)
     with distributed.process_group():
         first, world = distributed.rank() == 0, distributed.world_size()
         found: dict[str, Any] = {}
         for network in ("mlp", "lenet5"):
             alone = step_of(network, "Adam")  # the whole batch, on the first process only
-            for name in (FLOOR, "Adam", *METHODS):
+            for name in (FLOOR, "Adam", *SHOWN):
                 net, inputs, targets = problem(network)
-                share = len(targets) // world if name not in TO_SGD - {"hypernet"} else len(targets)
+                chains = world if name in CHAINS else 1
+                share = len(targets) * chains // world
                 mine = slice(distributed.rank() * share % len(targets), None)
                 step = shared_step(name, net, inputs[mine][:share], targets[mine][:share])
 
@@ -161,7 +154,6 @@ def worker(seconds: float) -> None:
                 jobs = {"plain": plain, name: together}
                 times = budgeted(jobs, seconds, least=12, most=12)
                 row = ratios(times, "plain")[name]
-                chains = world if name in TO_SGD - {"hypernet"} else 1
                 found.setdefault(network, {})[name] = {
                     key: round(value / chains, 3) for key, value in row.items()
                 }
@@ -170,7 +162,7 @@ def worker(seconds: float) -> None:
 
 
 def processes(seconds: float) -> dict[str, Any]:
-    """The time of a step on one and on two processes, relative to plain Adam on one."""
+    """Measure a step on one and on two processes, relative to plain Adam on one."""
     rows: dict[str, Any] = {}
     for count in PROCESSES:
         done = subprocess.run(

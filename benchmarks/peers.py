@@ -21,11 +21,11 @@ import torch
 from adapters import PEERS, Peer
 from steps import (
     NETWORKS,
-    POSTERIORS,
     PREDICTIONS,
     VARIANTS,
     baseline,
     posterior_of,
+    prediction_jobs,
     problem,
     read,
     step_of,
@@ -34,8 +34,8 @@ from steps import (
 )
 from timing import budgeted, progress, ratios
 
-import torchbayes as tb
 from torchbayes.experiments.record import provenance
+from torchbayes.train.registry import METHODS
 
 LEAST = {"mlp": 8, "lenet5": 8, "resnet20": 5, "resnet18": 3}
 PREDICTING = (
@@ -45,7 +45,7 @@ PREDICTING = (
 
 
 def compare(network: str, name: str, seconds: float) -> dict[str, Any]:
-    """The row of a peer on a network."""
+    """Measure a peer on a network."""
     entry = PEERS[name]
     row: dict[str, Any] = {"package": entry.package, "method": entry.ours}
     row["commit"] = provenance()["commit"]  # rows are measured anew one at a time
@@ -75,24 +75,15 @@ def compare(network: str, name: str, seconds: float) -> dict[str, Any]:
 
 
 def predictions(network: str, peer: Peer, method: str, seconds: float) -> dict[str, Any]:
-    """A peer's and our prediction relative to as many plain forward passes."""
+    """Measure a peer's and our prediction relative to as many plain forward passes."""
     make, _, shape = NETWORKS[network]
     draws, count = PREDICTIONS[network]
     model, inputs = make(1200).eval(), torch.randn(count, *shape)
-    posterior = posterior_of(POSTERIORS[method], model, draws, shape)
+    posterior = posterior_of(METHODS[method].posterior_kind, model, draws, shape)
     predict = peer.predict
     assert predict is not None
-
-    @torch.no_grad()
-    def plain() -> None:
-        for _ in range(draws):
-            model(inputs).softmax(1)
-
-    jobs = {
-        "plain": plain,
-        "ours": lambda: tb.predictive(model, posterior, inputs, draws),
-        "peer": lambda: predict(inputs, draws),
-    }
+    jobs = prediction_jobs(model, posterior, inputs, draws)
+    jobs["peer"] = lambda: predict(inputs, draws)
     found = ratios(budgeted(jobs, seconds, least=2, most=6, warmup=1), "plain")
     return {"draws": draws, "inputs": count, "ours": found["ours"], "peer": found["peer"]}
 

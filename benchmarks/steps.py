@@ -1,4 +1,4 @@
-"""Every method's step time, peak memory and prediction time, relative to plain torch on the same network.
+"""Step time, peak memory and prediction time of every method, relative to plain torch on the same network.
 
 Each variant and its baseline take turns (A, B, A, B, …), so that what else the machine does falls on both
 alike; ratios are of medians, with quartiles. Plain Adam and SGD (momentum 0.9) are torch's as a user gets
@@ -11,7 +11,7 @@ gradients whose squares are denormal numbers, which some processors are slow wit
     python benchmarks/steps.py [--network mlp] [--method vogn] [--seconds 3] [--memory] [--predict]
                                [--threads 2] [--json FILE]
 
-With --json the figures are added to what FILE has; `python benchmarks/page.py` makes docs/benchmarks.md.
+With --json the figures are added to what FILE has; `make records` writes docs/benchmarks.md from it.
 """
 
 from __future__ import annotations
@@ -50,13 +50,12 @@ NETWORKS: dict[str, tuple[Callable[[int], nn.Module], int, tuple[int, ...]]] = {
 LEAST = {"mlp": 8, "lenet5": 8, "resnet20": 8, "resnet18": 5}
 NORMALS = "a normal number per weight"
 BARE = ("forward and backward", "Adam", "Adam, fused", "SGD", "SGD, fused", NORMALS)
-# The other methods are compared with Adam.
-TO_SGD = {"sgld", "psgld", "sghmc", "sgnht", "atmc", "hypernet"}
+CHAIN = "a chain's samples"  # the family of the samplers
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (name, {}) for name in METHODS},
-    "bbb flipout": ("bbb", {"estimator": "flipout"}),
-    "bbb local": ("bbb", {"estimator": "local_reparameterisation"}),
-    "bbb mixture prior": ("bbb", {"prior": "mixture"}),
+    "bbb flipout": ("bbb", {"estimator": tb.flipout}),
+    "bbb local": ("bbb", {"estimator": tb.local_reparameterisation}),
+    "bbb mixture prior": ("bbb", {"prior": tb.ScaleMixturePrior()}),
 }
 TARGETS: dict[str, dict[str, float]] = {
     # of the issues; no entry, no target
@@ -69,15 +68,6 @@ TARGETS: dict[str, dict[str, float]] = {
     "atmc": {"mlp": 1.8, "lenet5": 1.08, "resnet20": 1.05, "resnet18": 1.08},
     "hypernet": {"mlp": 2.0, "lenet5": 1.25, "resnet20": 1.08},
 }
-# What a method's posterior is, which is what a prediction's time depends on. `Point` is one network: one
-# plain forward pass, nothing to measure.
-POSTERIORS = {
-    "map": "Point", "mle": "Point", "swa": "Point", "ogn": "Point", "kfac": "Point",
-    "bbb": "Gaussian", "vogn": "Gaussian", "ivon": "Gaussian", "hwa": "Gaussian",
-    "swag": "LowRankGaussian", "noisy-kfac": "KroneckerGaussian", "hypernet": "Generated",
-    "dropout": "DropoutPosterior", "ensemble": "Samples", "sgld": "Samples", "psgld": "Samples",
-    "sghmc": "Samples", "sgnht": "Samples", "atmc": "Samples",
-}  # fmt: skip
 # Draws and inputs of the prediction. A ResNet's 32 draws of 1,000 images take minutes, and the ratio of two
 # jobs with the same number of passes is that of fewer of them.
 PREDICTIONS = {
@@ -89,18 +79,19 @@ PREDICTIONS = {
 
 
 def baseline(name: str) -> str:
-    """What a variant is compared with."""
-    return "SGD" if VARIANTS[name][0] in TO_SGD else "Adam"
+    """Name the plain optimiser that a variant is compared with: the one that its update adds to."""
+    kind = VARIANTS[name][0]
+    return "SGD" if kind == "hypernet" or METHODS[kind].family == CHAIN else "Adam"
 
 
 def cycle(name: str) -> int:
-    """After how many steps a variant has taken every kind of step that it takes."""
+    """Count the steps after which a variant has taken every kind of step that it takes."""
     refresh = method_options(METHODS[VARIANTS[name][0]]).get("refresh_every")
     return 1 if refresh is None else int(refresh.default)
 
 
 def bare(name: str, net: nn.Module, inputs: Tensor, targets: Tensor) -> Step:
-    """A step of plain torch, or only the random numbers that a method with noise cannot do without."""
+    """Make a step of plain torch, or only the random numbers that a method with noise cannot do without."""
     if name == NORMALS:
         kept, generator = [torch.empty_like(p) for p in net.parameters()], torch.Generator()
         return lambda: normals_(kept, generator)
@@ -122,7 +113,7 @@ def bare(name: str, net: nn.Module, inputs: Tensor, targets: Tensor) -> Step:
 
 
 def make_method(name: str, net: nn.Module, draws: int = 1) -> Method:
-    """A variant's method on a network, as `fit` makes it."""
+    """Make a variant's method on a network, as `fit` does."""
     kind, options = VARIANTS[name]
     if draws > 1 and "mc_samples" in method_options(METHODS[kind]):
         options = {**options, "mc_samples": draws}
@@ -133,7 +124,7 @@ def make_method(name: str, net: nn.Module, draws: int = 1) -> Method:
 
 
 def method_step(made: Method, inputs: Tensor, targets: Tensor) -> Step:
-    """A step of a method as `fit` takes it."""
+    """Make a step of a method as `fit` takes it."""
 
     def closure() -> Tensor:
         made.optimizer.zero_grad()
@@ -146,7 +137,7 @@ def method_step(made: Method, inputs: Tensor, targets: Tensor) -> Step:
 
 
 def problem(network: str, batch: int = 0, width: int = 1200) -> tuple[nn.Module, Tensor, Tensor]:
-    """A network and a batch of random data."""
+    """Make a network and a batch of random data."""
     make, usual, shape = NETWORKS[network]
     torch.manual_seed(0)
     size = batch if batch else usual
@@ -154,7 +145,7 @@ def problem(network: str, batch: int = 0, width: int = 1200) -> tuple[nn.Module,
 
 
 def step_of(network: str, name: str, batch: int = 0, width: int = 1200, draws: int = 1) -> Step:
-    """The step of a variant on a network, with random data."""
+    """Make the step of a variant on a network, with random data."""
     net, inputs, targets = problem(network, batch, width)
     if name in BARE:
         return bare(name, net, inputs, targets)
@@ -162,13 +153,13 @@ def step_of(network: str, name: str, batch: int = 0, width: int = 1200, draws: i
 
 
 def why(error: BaseException) -> str:
-    """An exception in one line."""
+    """Shorten an exception to one line."""
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0][:200]}" if text else type(error).__name__
 
 
 def peak_memories(cases: Sequence[tuple[str, str]], threads: int) -> list[float]:
-    """The peak memory in MB that three steps of a variant on a network add to a process (Linux).
+    """Measure the peak memory in MB that three steps of a variant on a network add to a process (Linux).
 
     One process imports torch and never computes anything; each case is a fork of it.
     """
@@ -203,7 +194,7 @@ def _print_peaks(cases: Sequence[tuple[str, str]]) -> None:
 
 
 def posterior_of(kind: str, model: nn.Module, draws: int, shape: tuple[int, ...]) -> tb.Posterior:
-    """A posterior of a kind, of random weights: what they are does not change the time."""
+    """Make a posterior of a kind with arbitrary weights, on which the time does not depend."""
     mean = tb.snapshot(model)
     std = {name: torch.full_like(p, 0.01) for name, p in model.named_parameters()}
     if kind == "Samples":
@@ -216,39 +207,39 @@ def posterior_of(kind: str, model: nn.Module, draws: int, shape: tuple[int, ...]
     if kind == "LowRankGaussian":
         factors = {name: torch.randn(20, *p.shape) * 1e-3 for name, p in std.items()}
         return tb.LowRankGaussian(mean, std, factors)
-    name = next(name for name, of in POSTERIORS.items() if of == kind)
+    name = next(name for name, method in METHODS.items() if method.posterior_kind == kind)
     made = make_method(name, model)
     method_step(made, torch.randn(8, *shape), torch.randint(CLASSES, (8,)))()
     return made.posterior()
 
 
+def prediction_jobs(
+    model: nn.Module, posterior: tb.Posterior, inputs: Tensor, draws: int
+) -> dict[str, Step]:
+    """Pair a prediction, `ours`, with as many `plain` forward passes."""
+
+    @torch.no_grad()
+    def plain() -> None:
+        for _ in range(draws):
+            model(inputs).softmax(1)
+
+    return {"plain": plain, "ours": lambda: tb.predictive(model, posterior, inputs, draws)}
+
+
 def prediction(network: str, seconds: float) -> dict[str, Any]:
-    """A prediction with many draws, relative to as many plain forward passes, for each kind of posterior."""
+    """Measure predictions relative to as many plain forward passes, for each kind of posterior."""
     make, _, shape = NETWORKS[network]
     draws, count = PREDICTIONS[network]
     found: dict[str, Any] = {"draws": draws, "inputs": count, "rows": {}}
-    for kind in dict.fromkeys(POSTERIORS.values()):
-        if kind == "Point":
-            continue
+    # What a prediction costs depends on the kind of posterior alone; a `Point` is one plain forward pass.
+    for kind in sorted({method.posterior_kind for method in METHODS.values()} - {"Point"}):
         torch.manual_seed(0)
         model, inputs = make(1200), torch.randn(count, *shape)
         try:
             posterior = posterior_of(kind, model, draws, shape)
-            model.eval()
-
-            @torch.no_grad()
-            def plain(model: nn.Module = model, inputs: Tensor = inputs) -> None:
-                for _ in range(draws):
-                    model(inputs).softmax(1)
-
-            def ours(
-                model: nn.Module = model, inputs: Tensor = inputs, q: tb.Posterior = posterior
-            ) -> None:
-                tb.predictive(model, q, inputs, draws)
-
-            jobs = {"plain forward passes": plain, kind: ours}
+            jobs = prediction_jobs(model.eval(), posterior, inputs, draws)
             times = budgeted(jobs, seconds, least=3, most=10, warmup=1)
-            found["rows"][kind] = ratios(times, "plain forward passes")[kind]
+            found["rows"][kind] = ratios(times, "plain")["ours"]
             progress(f"{network}: prediction, {kind}: {found['rows'][kind]['ratio']:.2f}")
         except Exception as error:  # a kind that cannot take a network is a row, not an end
             found["rows"][kind] = {"error": why(error)}
@@ -257,7 +248,7 @@ def prediction(network: str, seconds: float) -> dict[str, Any]:
 
 
 def measure(network: str, names: Iterable[str], arguments: argparse.Namespace) -> dict[str, Any]:
-    """The step times of a network."""
+    """Measure the step times of a network."""
     found: dict[str, Any] = {}
     limits = {"seconds": arguments.seconds, "least": LEAST[network]}
     plain = budgeted({name: step_of(network, name) for name in BARE}, **limits)
@@ -291,7 +282,7 @@ def add_memory(network: str, names: Sequence[str], rows: dict[str, Any], threads
 
 
 def read(path: Path | None, empty: dict[str, Any]) -> dict[str, Any]:
-    """What a file of results has."""
+    """Read a file of results."""
     if path is None or not path.exists():
         return empty
     stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))

@@ -1,13 +1,11 @@
-"""The benchmark scripts, without their clock: rows for every method, peers that fail, and the page."""
+"""The benchmark scripts, without their clock: a step of every method, and peers that fail."""
 
 from __future__ import annotations
 
 import importlib
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -17,7 +15,7 @@ from torch import Tensor, nn
 from torchbayes.train.registry import METHODS
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
-SCRIPTS = ("timing", "steps", "adapters", "peers", "growth", "reasons", "page")
+SCRIPTS = ("timing", "steps", "adapters", "peers", "growth")
 
 
 @pytest.fixture
@@ -29,98 +27,24 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         sys.modules.pop(name, None)
 
 
-def figure(ratio: float) -> dict[str, float]:
-    return {"ratio": ratio, "low": ratio - 0.05, "high": ratio + 0.05}
-
-
-PROVENANCE = {
-    "threads": 2,
-    "commit": "0123456789ab",
-    "machine": {"cores": 2, "processor": "a processor"},
-    "versions": {"torch": "2.13.0"},
-}
-
-
-def results(folder: Path, steps: ModuleType) -> None:
-    rows = {name: figure(1.0) | {"to": "Adam"} for name in steps.BARE}
-    rows |= {"vogn": figure(1.23) | {"to": "Adam", "target": 1.8, "memory": 1.87}}
-    kinds = {"Gaussian": figure(0.91), "Generated": {"error": "MemoryError"}}
-    predicted = {"draws": 32, "inputs": 1000, "rows": kinds}
-    stored = PROVENANCE | {"networks": {"mlp": {"steps": rows, "prediction": predicted}}}
-    (folder / "benchmarks.json").write_text(json.dumps(stored))
-    peers = {
-        "BLiTZ": {
-            "package": "b",
-            "method": "bbb",
-            "version": "0.2.8",
-            "peer": figure(3.0),
-            "ours": figure(1.5),
-        },
-        "Opacus": {
-            "package": "o",
-            "method": "vogn",
-            "version": "1.6.0",
-            "peer": figure(1.0),
-            "ours": figure(2.0),
-        },
-        "TyXe": {"method": "bbb", "error": "RuntimeError: no such layer"},
-    }
-    (folder / "peers.json").write_text(json.dumps(PROVENANCE | {"networks": {"mlp": peers}}))
-    points = {"1": figure(1.0), "2": figure(0.6)}
-    lines = {name: {"to": "Adam", "points": points} for name in (steps.BARE[0], "bbb")}
-    growth = PROVENANCE | {"processes": {"mlp": lines, "lenet5": lines}}
-    (folder / "growth.json").write_text(json.dumps(growth))
-
-
-def test_page_has_the_figures_of_the_files(load: Any, tmp_path: Path) -> None:
-    results(tmp_path, load("steps"))
-    load("page").write(tmp_path, tmp_path / "docs")
-    text = (tmp_path / "docs" / "benchmarks.md").read_text(encoding="utf-8")
-    rows = [line for line in text.splitlines() if line.startswith("| ")]
-    for method in METHODS:
-        assert sum(row.startswith(f"| {method} |") for row in rows) == 2  # time and memory
-    assert "| vogn | Adam | **1.23 [1.18, 1.28]** ≤ 1.8 |" in rows
-    assert "| vogn | Adam | 1.87 |" in rows
-    assert "| Generated | hypernet | MemoryError |" in rows
-    assert any(row.startswith("| BLiTZ 0.2.8 | bbb |") and "**2.00**" in row for row in rows)
-    slower = next(row for row in rows if row.startswith("| Opacus"))
-    assert "0.50 |" in slower
-    assert load("reasons").UNKNOWN in slower
-    assert any("RuntimeError: no such layer" in row for row in rows)
-    for image in ("steps", "growth_processes"):
-        assert f"images/{image}.png" in text
-        assert (tmp_path / "docs" / "images" / f"{image}.png").stat().st_size > 0
-
-
-def test_the_readmes_table_is_of_the_files(load: Any, tmp_path: Path) -> None:
-    results(tmp_path, load("steps"))
-    text = load("page").speed(tmp_path)
-    assert "| `vogn` | Adam | 1.23 |" in text
-    assert "| `atmc` | SGD | – |" in text
-    assert "the faster one in 1 of 2 " in text
-
-
-def test_the_readme_is_not_stale(load: Any) -> None:
-    readme = (FOLDER.parent / "README.md").read_text(encoding="utf-8")
-    assert load("page").speed(FOLDER.parent / "results") in readme
-
-
-def test_every_method_is_measured_and_predicts(load: Any) -> None:
+def test_every_method_is_measured_against_its_baseline(load: Any) -> None:
     steps = load("steps")
     assert set(METHODS) <= set(steps.VARIANTS)
-    assert set(METHODS) == set(steps.POSTERIORS)
+    assert {steps.baseline(name) for name in ("sgld", "psgld", "sgnht", "hypernet")} == {"SGD"}
+    assert {steps.baseline(name) for name in ("map", "ensemble", "vogn", "bbb flipout")} == {"Adam"}
     assert steps.cycle("kfac") == 10
     assert steps.cycle("vogn") == 1
 
 
-@pytest.mark.parametrize(
-    ("ours", "theirs", "expected"),
-    [(1.0, 2.0, ""), (1.03, 1.0, "OVERLAP"), (2.0, 1.0, "UNKNOWN")],
-)
-def test_a_slower_row_says_why(load: Any, ours: float, theirs: float, expected: str) -> None:
-    reasons = load("reasons")
-    told = reasons.reason("a peer", "mlp", {"peer": figure(theirs), "ours": figure(ours)})
-    assert told == (getattr(reasons, expected) if expected else "")
+@pytest.mark.parametrize("kind", sorted({method.posterior_kind for method in METHODS.values()}))
+def test_a_posterior_of_every_kind_is_made_and_predicts(load: Any, kind: str) -> None:
+    steps = load("steps")
+    model, inputs, _ = steps.problem("lenet5", batch=2)
+    posterior = steps.posterior_of(kind, model, 2, inputs.shape[1:])
+    assert type(posterior).__name__ == kind
+    jobs = steps.prediction_jobs(model.eval(), posterior, inputs, 2)
+    assert jobs["ours"]().probs.shape == (2, steps.CLASSES)
+    jobs["plain"]()
 
 
 def test_a_peer_that_fails_gives_a_row_with_its_reason(load: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import re
 import textwrap
 from pathlib import Path
@@ -74,15 +73,3 @@ def test_links_between_pages_lead_somewhere() -> None:
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#:]+\.(?:md|png))", page.read_text(encoding="utf-8")):
             assert (page.parent / target).is_file(), f"{page.name}: {target}"
-
-
-def test_what_the_page_of_atmc_says_of_thermostats_was_measured() -> None:
-    """Within 5 % up to half the narrowest axis (0.1 wide) with noisy gradients; beyond it nothing helps."""
-    record = json.loads((ROOT / "results" / "sampler-bias.json").read_text(encoding="utf-8"))
-    (noisy,) = [errors for noise, errors in record["errors"].items() if float(noise) > 0]
-    for name, errors in noisy.items():
-        for step, error in zip(record["steps"], errors, strict=True):
-            if step > 0.05:
-                assert error > 0.05, (name, step)
-            elif name in ("SGNHT", "ATMC"):
-                assert error < 0.05, (name, step)

@@ -1,4 +1,4 @@
-"""`torchbayes recipes`: a recipe runs, leaves a record, and the page follows from the records."""
+"""`torchbayes recipes`: recipes are listed and shown, and a run leaves a record."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ import pytest
 from typer.testing import CliRunner
 
 from torchbayes.cli import app
-from torchbayes.evidence import pictures
 from torchbayes.experiments import recipes
+from torchbayes.experiments.compare import Comparison
+from torchbayes.experiments.predictions_file import Predictions
+from torchbayes.experiments.record import Bins, Record
+from torchbayes.train.registry import METHODS
 
 RECIPE = """
 title = "A tiny network"
@@ -27,24 +30,13 @@ hidden = [8]
 [cpu]
 epochs = 1
 """
-CLAIMS = """
-[[claim]]
-paper = "Nobody"
-where = "nowhere"
-text = "it can be pruned"
-reported = "everything"
-figures = { all = "tiny/digits#bbb/pruned_98_error", none = "tiny/digits#bbb/error" }
-shown = "{none:.3f} to {all:.3f}"
-reproduced = "all >= none - 1"
-"""
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where to work, with one recipe and one claim."""
+    """A working directory with one recipe."""
     (tmp_path / "recipes" / "tiny").mkdir(parents=True)
     (tmp_path / "recipes" / "tiny" / "digits.toml").write_text(RECIPE)
-    (tmp_path / "recipes" / "claims.toml").write_text(CLAIMS)
     monkeypatch.setattr(recipes, "recipe_folder", lambda: tmp_path / "recipes")
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -56,8 +48,10 @@ def call(*words: str) -> str:
     return result.output
 
 
-def test_run_records_and_the_page_follows(folder: Path) -> None:
-    call("run", "tiny/digits", "--cpu", "--seeds", "2")
+def test_run_records_what_the_runs_measured(folder: Path) -> None:
+    shown = call("run", "tiny/digits", "--cpu", "--seeds", "2")
+    assert "98 % removed" in shown
+    assert "results/tiny/digits.json" in shown
     record = json.loads((folder / "results" / "tiny" / "digits.json").read_text())
     runs = folder / "runs" / "recipes" / "tiny" / "digits" / "runs"
     scores = [json.loads((runs / f"bbb-{seed}" / "scores.json").read_text()) for seed in (0, 1)]
@@ -70,24 +64,9 @@ def test_run_records_and_the_page_follows(folder: Path) -> None:
     assert record["settings"]["epochs"] == 1
     assert record["size"] == "cpu"
     assert record["versions"].keys() == {"torchbayes", "torch", "python"}
-
-    call("results")
-    page = (folder / "docs" / "results.md").read_text()
-    assert "**reproduced**" in page
-    call("results", "--check")
-    (folder / "docs" / "results.md").write_text(page.replace("reproduced", "refuted"))
-    with pytest.raises(ValueError, match="run torchbayes recipes results"):
-        call("results", "--check")
-
-
-def test_check_notices_a_missing_picture(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(pictures._PICTURES, "tiny/digits", pictures._calibration)
-    call("run", "tiny/digits", "--cpu")
-    call("results")
-    call("results", "--check")
-    (folder / "docs" / "images" / "results" / "tiny-digits-calibration.png").unlink()
-    with pytest.raises(ValueError, match=r"tiny-digits-calibration\.png is not what results gives"):
-        call("results", "--check")
+    bins = [Bins.of(Predictions.load(runs / f"bbb-{seed}" / "predictions.npz")) for seed in (0, 1)]
+    saved = Record.load(folder / "results" / "tiny" / "digits.json")
+    assert saved.calibration == {"bbb": tuple(bins)}
 
 
 STRATEGIES = """
@@ -144,5 +123,20 @@ def test_bad_input_is_named(folder: Path) -> None:
         call("show", "tiny/digit")
     with pytest.raises(ValueError, match="seeds is 0"):
         call("run", "tiny/digits", "--seeds", "0")
-    with pytest.raises(ValueError, match="results is no folder"):
-        call("results")
+
+
+def test_a_bare_comparison_takes_methods_that_the_demo_does_not_name(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "recipes" / "demo").mkdir()
+    (folder / "recipes" / "demo" / "digits.toml").write_text('data = "digits"\n[methods.map]\n')
+    planned: list[str] = []
+
+    def run(plan: Comparison, *_: object) -> None:
+        planned.extend(job.row.name for job in plan.jobs)
+        raise ValueError("planned")
+
+    monkeypatch.setattr(Comparison, "run", run)
+    with pytest.raises(ValueError, match="planned"):
+        CliRunner().invoke(app, ["compare", "--out", "out"], catch_exceptions=False)
+    assert sorted(planned) == sorted(METHODS)

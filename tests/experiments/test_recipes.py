@@ -47,9 +47,3 @@ def test_unknown_recipe_names_the_known_ones() -> None:
     assert find_recipe("demo/digits").is_file()
     with pytest.raises(ValueError, match="demo/digits"):
         find_recipe("demo/digit")
-
-
-def test_the_demos_name_every_method() -> None:
-    assert recipe_settings(find_recipe("demo/digits"))["methods"].keys() == METHODS.keys()
-    rows = recipe_settings(find_recipe("demo/fashion-mnist"))["rows"]
-    assert {name: row["method"] for name, row in rows.items()} == {name: name for name in METHODS}

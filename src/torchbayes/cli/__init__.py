@@ -7,14 +7,12 @@ Ctrl-C with the resume hint and exit code 130. A traceback means a bug in torchb
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 import typer
 from rich.console import Console
-from typer.core import TyperGroup
 
 from torchbayes._version import __version__
-from torchbayes.cli import compare, inspect, train
+from torchbayes.cli import compare, inspect, recipes, train
 from torchbayes.cli.average import average
 from torchbayes.cli.calibrate import calibrate
 from torchbayes.cli.continual import continual
@@ -52,26 +50,6 @@ def _root(
     pass
 
 
-class _Recipes(TyperGroup):
-    """The commands of `torchbayes.cli.recipes`, which is imported when one of them is asked for."""
-
-    def _load(self) -> None:
-        if not self.commands:
-            from torchbayes.cli import recipes
-
-            group = typer.main.get_command(recipes.app)
-            assert isinstance(group, TyperGroup)
-            self.commands = group.commands
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        self._load()
-        return super().list_commands(ctx)
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        self._load()
-        return super().get_command(ctx, cmd_name)
-
-
 app.command("train", cls=TrainingCommand)(train.train)
 app.command("evaluate")(train.evaluate)
 app.command("predict")(train.predict)
@@ -84,11 +62,7 @@ app.command("average")(average)
 app.command("continual")(continual)
 app.command("calibrate")(calibrate)
 app.command("verify")(verify)
-app.add_typer(
-    typer.Typer(cls=_Recipes, no_args_is_help=True),
-    name="recipes",
-    help="The papers' experiments: list them, show one, run one and keep what it measured.",
-)
+app.add_typer(recipes.app, name="recipes")
 app.command("methods")(inspect.methods)
 app.command("models")(inspect.models)
 app.command("data")(inspect.data)

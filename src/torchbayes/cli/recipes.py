@@ -1,4 +1,4 @@
-"""`torchbayes recipes list | show | run | results`: the papers' experiments and what came of them."""
+"""`torchbayes recipes list | show | run`: the papers' experiments, listed, shown, run and recorded."""
 
 from __future__ import annotations
 
@@ -8,44 +8,30 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated, Any
 
-import tomli_w
 import typer
-from rich.console import Console
-from rich.markdown import Markdown
-from rich.padding import Padding
-from rich.syntax import Syntax
-from rich.text import Text
 
-from torchbayes.cli.compare import run_plan
-from torchbayes.cli.continual import continual
 from torchbayes.cli.options import DataDir, Json
-from torchbayes.core.storage import write_text
-from torchbayes.evidence import (
-    filled_in,
-    read_claims,
-    read_records,
-    record_of,
-    record_table,
-    results_page,
-)
-from torchbayes.evidence.pictures import pictures_of
-from torchbayes.experiments.average_run import averaged
-from torchbayes.experiments.compare import Comparison, recipe_rows
-from torchbayes.experiments.prune_run import pruning_rows
-from torchbayes.experiments.recipes import claims_file, find_recipe, recipe_names
-from torchbayes.experiments.settings import recipe_settings
-from torchbayes.train.run_folder import RunFolder, read_toml
 
 __all__ = ["app"]
 
-app = typer.Typer()  # the command line's root says what the group is, without importing this module
-Cpu = Annotated[bool, typer.Option("--cpu", help="Take the CPU-sized version.")]
-Results = Annotated[Path, typer.Option(help="The folder of the records.")]
+app = typer.Typer(
+    no_args_is_help=True,
+    help="List, show and run the papers' experiments, and record what a run measured.",
+)
+Cpu = Annotated[bool, typer.Option("--cpu", help="Use the CPU-sized version.")]
+Name = Annotated[str, typer.Argument(help="A recipe of `torchbayes recipes list`.")]
 
 
 @app.command("list")
 def list_(as_json: Json = False) -> None:
     """List the recipes."""
+    from rich.console import Console
+    from rich.padding import Padding
+    from rich.text import Text
+
+    from torchbayes.experiments.recipes import find_recipe, recipe_names
+    from torchbayes.train.run_folder import read_toml
+
     rows = []
     for name in recipe_names():
         table = read_toml(find_recipe(name))
@@ -54,21 +40,26 @@ def list_(as_json: Json = False) -> None:
         typer.echo(json.dumps(rows))
         return
     console = Console()
-    # Two lines each: names are long, and in columns a title would have room for a word or two.
+    # Two lines each: beside the long names, a column of titles would have room for a word or two.
     for row in rows:
         console.print(Text.assemble((row["name"], "bold"), "  ", (row["from"], "dim")))
         console.print(Padding(Text(row["title"]), (0, 0, 0, 2)))
 
 
 @app.command()
-def show(
-    name: Annotated[str, typer.Argument(help="A recipe of `torchbayes recipes list`.")],
-    cpu: Cpu = False,
-) -> None:
+def show(name: Name, cpu: Cpu = False) -> None:
     """Show a recipe: its settings, in full and CPU-sized, and the paper's figures.
 
-    With --cpu, only the settings that a run with --cpu has.
+    With --cpu, show only the settings that a run with --cpu would use.
     """
+    import tomli_w
+    from rich.console import Console
+    from rich.syntax import Syntax
+
+    from torchbayes.experiments.recipes import find_recipe
+    from torchbayes.experiments.settings import recipe_settings
+    from torchbayes.train.run_folder import read_toml
+
     file = find_recipe(name)
     text = file.read_text(encoding="utf-8")
     if cpu:
@@ -84,20 +75,29 @@ def show(
 
 @app.command()
 def run(
-    name: Annotated[str, typer.Argument(help="A recipe of `torchbayes recipes list`.")],
+    name: Name,
     cpu: Cpu = False,
-    seeds: Annotated[int, typer.Option(help="Runs of every row, with different seeds.")] = 1,
+    seeds: Annotated[int, typer.Option(help="Number of seeds to run every row with.")] = 1,
     out: Annotated[
         Path | None, typer.Option(help="Folder for the runs; runs/recipes/NAME if not given.")
     ] = None,
-    results: Results = Path("results"),
+    results: Annotated[Path, typer.Option(help="Folder for the record.")] = Path("results"),
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
     """Run a recipe and record what it measured in results/NAME.json.
 
-    Stopped with Ctrl-C, the same command goes on where it was.
+    After Ctrl-C, the same command resumes where it stopped.
     """
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    from torchbayes.experiments.recipes import find_recipe
+    from torchbayes.experiments.record import record_of
+    from torchbayes.experiments.record_table import record_table
+    from torchbayes.experiments.settings import recipe_settings
+    from torchbayes.train.run_folder import read_toml
+
     file = find_recipe(name)
     if seeds < 1:
         raise ValueError(f"seeds is {seeds}: expected at least 1")
@@ -126,7 +126,10 @@ def _compare(
     data_dir: Path | None,
     command: str,
 ) -> dict[str, Any]:
-    """Train and score every row, then do what the recipe asks for with the finished runs."""
+    """Train and score every row, then take the steps that the recipe lists under `after`."""
+    from torchbayes.cli.compare import run_plan
+    from torchbayes.experiments.compare import Comparison, recipe_rows
+
     base, rows = recipe_rows(settings)
     plan = Comparison(base, rows, range(base.seed, base.seed + seeds), out, data_dir, command)
     run_plan(plan)
@@ -142,12 +145,14 @@ def _compare(
 
 
 def _pruned(run: Path, data_dir: Path | None) -> dict[str, float]:
-    """The error of the posterior with more and more weights removed."""
+    """Measure the error of the posterior with more and more weights removed."""
+    from torchbayes.experiments.prune_run import pruning_rows
+
     rows = pruning_rows(run, data_dir=data_dir)
     return {f"pruned_{100 * row['fraction']:g}_error": row["error"] for row in rows}
 
 
-# How draws of each of the hypernetwork's strategies are averaged (section 3.4 of its paper), and how many.
+# How the draws of each strategy of the hypernetwork are averaged (section 3.4 of its paper), and how many.
 # Sixteen times the channels are 256 times the work, so widening ends at four.
 _OWN_AVERAGE = {
     "block-wise": ("parallelizing", (1, 4, 16)),
@@ -156,11 +161,13 @@ _OWN_AVERAGE = {
 
 
 def _averaged(run: Path, data_dir: Path | None) -> dict[str, float]:
-    """Error, NLL and ECE of 1, 4 and 16 draws averaged, and how four of them err together."""
+    """Measure error, NLL and ECE of 1, 4 and 16 averaged draws, and how often four of them err together."""
+    from torchbayes.train.run_folder import RunFolder
+
     strategy = RunFolder(run).read_config()["options"].get("strategy")
     how, counts = _OWN_AVERAGE.get(strategy, ("branching", (1, 4, 16)))
     found = _average_once(run, how, counts, data_dir)
-    # Whether networks err together is a matter of whole networks, whatever is averaged.
+    # Whether networks err together is asked of whole networks, whatever is averaged.
     whole = found if how == "branching" else _average_once(run, "branching", (4,), data_dir)
     scores: dict[str, float] = {}
     for row in found["rows"]:
@@ -177,7 +184,9 @@ def _averaged(run: Path, data_dir: Path | None) -> dict[str, float]:
 def _average_once(
     run: Path, how: str, counts: tuple[int, ...], data_dir: Path | None
 ) -> dict[str, Any]:
-    """The averages of a run, from its folder if they are there."""
+    """Average a run's draws, or read the result from its folder if it is there."""
+    from torchbayes.experiments.average_run import averaged
+
     file = run / f"average-{how}.json"
     if file.exists():
         kept: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
@@ -196,6 +205,9 @@ def _learn_tasks(
     data_dir: Path | None,
 ) -> dict[str, Any]:
     """Learn a sequence of tasks with every seed; the scores are those after the last task."""
+    from torchbayes.cli.continual import continual
+    from torchbayes.experiments.compare import recipe_rows
+
     base, _ = recipe_rows(settings)
     methods: dict[str, Any] = {}
     numbers = range(base.seed, base.seed + seeds)
@@ -235,51 +247,7 @@ def _learn_tasks(
 
 
 def _all_tasks(file: Path) -> bool:
-    """Whether all methods have learned all tasks."""
+    """Tell whether all methods have learned all tasks."""
     found = json.loads(file.read_text(encoding="utf-8"))
     counts = {len(scores["mean"]) for scores in found["methods"].values()}
     return counts == {len(found["names"])} and len(found["methods"]) > 1
-
-
-@app.command("results")
-def results_(
-    results: Results = Path("results"),
-    page: Annotated[Path, typer.Option(help="The page to write.")] = Path("docs/results.md"),
-    readme: Annotated[
-        Path, typer.Option(help="A text with places for tables, such as <!-- headline -->.")
-    ] = Path("README.md"),
-    check: Annotated[
-        bool, typer.Option("--check", help="Write nothing; fail if a file is not up to date.")
-    ] = False,
-) -> None:
-    """Write docs/results.md: each claim of the papers with our figure, and the records' tables.
-
-    Pictures of the records go to images/results beside it. The README's tables are made anew too.
-    """
-    if not results.is_dir():
-        raise ValueError(
-            f"{results} is no folder: give the one that torchbayes recipes run wrote to"
-        )
-    claims, records = read_claims(claims_file()), read_records(results)
-    texts = {page: results_page(claims, records)}
-    if readme.is_file():
-        texts[readme] = filled_in(readme.read_text(encoding="utf-8"), claims, records)
-    pictures = [picture for found in pictures_of(records).values() for picture in found]
-    folder = page.parent / "images" / "results"
-    if check:
-        # The bytes of a picture depend on the machine's fonts; the record that it shows does not.
-        wrong = [folder / picture.name for picture in pictures if not picture.is_in(folder)]
-        for file, text in texts.items():
-            if not file.is_file() or file.read_text(encoding="utf-8") != text:
-                wrong.insert(0, file)
-        if wrong:
-            raise ValueError(
-                f"{wrong[0]} is not what {results} gives: run torchbayes recipes results"
-            )
-        return
-    page.parent.mkdir(parents=True, exist_ok=True)
-    for file, text in texts.items():
-        write_text(file, text)
-    for picture in pictures:
-        picture.save(folder)
-    typer.echo(f"page: {page}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["claims_file", "find_recipe", "recipe_folder", "recipe_names"]
+__all__ = ["find_recipe", "recipe_folder", "recipe_names"]
 
 
 def recipe_folder() -> Path:
@@ -18,11 +18,6 @@ def recipe_names() -> list[str]:
     """The names of all recipes, `paper/name`."""
     files = recipe_folder().glob("*/*.toml")
     return sorted(f.relative_to(recipe_folder()).with_suffix("").as_posix() for f in files)
-
-
-def claims_file() -> Path:
-    """The file of the papers' claims and of how each is judged."""
-    return recipe_folder() / "claims.toml"
 
 
 def find_recipe(name: str) -> Path:

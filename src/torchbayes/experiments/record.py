@@ -1,4 +1,4 @@
-"""What a run of a recipe measured, with all that is needed to repeat it: one small JSON file a recipe."""
+"""What a run of a recipe measured and all that is needed to repeat it: one small JSON file per recipe."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class Figure:
     """One score of one row.
 
     Attributes:
-        mean: The mean over the seeds.
-        spread: The standard deviation over the seeds; none for a single one.
-        values: Each seed's.
+        mean: Mean over the seeds.
+        spread: Standard deviation over the seeds; `None` for a single seed.
+        values: One value per seed.
     """
 
     mean: float
@@ -42,7 +42,7 @@ class Figure:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Figure:
-        """Mean and spread of some values."""
+        """Compute mean and spread of some values."""
         spread = statistics.stdev(values) if len(values) > 1 else None
         return cls(statistics.fmean(values), spread, tuple(values))
 
@@ -52,9 +52,9 @@ class Bins:
     """One run's test predictions in bins of equal count, from the least confident to the most.
 
     Attributes:
-        confidence: The mean confidence in each bin, 0 in an empty one.
-        accuracy: The accuracy in each, 0 in an empty one.
-        count: The examples in each.
+        confidence: Mean confidence in each bin, 0 in an empty one.
+        accuracy: Accuracy in each bin, 0 in an empty one.
+        count: Number of examples in each bin.
     """
 
     confidence: tuple[float, ...]
@@ -63,7 +63,7 @@ class Bins:
 
     @classmethod
     def of(cls, predictions: Predictions) -> Bins:
-        """Put predictions into bins."""
+        """Sort predictions into bins."""
         curve = metrics.reliability_curve(
             predictions.probs, predictions.targets, _BINS, equal_mass=True
         )
@@ -84,17 +84,17 @@ class Record:
         size: `"cpu"` or `"full"`.
         command: The command that repeats it.
         commit: The commit of the code, with a plus sign if files were changed; empty outside a checkout.
-        versions: Of torchbayes, torch and Python.
-        machine: What it ran on.
-        finished: When, in UTC.
-        seconds: The training time of all runs together.
+        versions: Versions of torchbayes, torch and Python.
+        machine: Processor and number of cores.
+        finished: When the last run finished, in UTC.
+        seconds: Training time of all runs together.
         seeds: The seeds.
-        settings: Every setting that the rows share.
+        settings: The settings that all rows share.
         own: The settings in which each row differs.
         rows: The scores by row and name.
-        curves: By row and name of the score, what each seed had after every epoch; only of runs with
-            validation data.
-        calibration: By row, each seed's calibration bins; only of classifiers.
+        curves: By row and name, the score of each seed after every epoch; only for runs with validation
+            data.
+        calibration: By row, each seed's calibration bins; only for classifiers.
     """
 
     recipe: str
@@ -144,7 +144,7 @@ class Record:
             return cls(**table, seeds=seeds, rows=rows, curves=curves, calibration=calibration)
         except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(
-                f"{file} is not a record of a recipe ({error}): make it anew with torchbayes recipes run"
+                f"{file} is not a record of a recipe ({error}): write it again with torchbayes recipes run"
             ) from error
 
 
@@ -156,15 +156,15 @@ def record_of(
     results: Mapping[str, Any],
     out: Path | None = None,
 ) -> Record:
-    """The record of a finished comparison.
+    """Make the record of a finished comparison.
 
     Args:
         recipe: The recipe's name.
-        title: Its title.
+        title: The recipe's title.
         size: `"cpu"` or `"full"`.
-        command: What repeats it.
-        results: The comparison's results.json.
-        out: The comparison's folder, for the curves and the calibration of its runs.
+        command: The command that repeats it.
+        results: Content of the comparison's results.json.
+        out: Folder of the comparison, for the curves and the calibration of its runs.
     """
     rows: dict[str, dict[str, Figure]] = {}
     curves: dict[str, dict[str, tuple[tuple[float, ...], ...]]] = {}
@@ -204,7 +204,7 @@ def record_of(
 
 
 def _curves(folders: Sequence[Path]) -> dict[str, tuple[tuple[float, ...], ...]]:
-    """The scores after every epoch of runs with different seeds, as far as all of them have some."""
+    """Collect the scores after every epoch that all runs, one per seed, have."""
     histories = [RunFolder(folder).read_metrics() for folder in folders]
     found = {}
     for name in _CURVES:
@@ -214,7 +214,7 @@ def _curves(folders: Sequence[Path]) -> dict[str, tuple[tuple[float, ...], ...]]
 
 
 def provenance() -> dict[str, Any]:
-    """What a figure was measured with: `commit`, `versions` and `machine`."""
+    """Say what a figure was measured with: `commit`, `versions` and `machine`."""
     return {
         "commit": _commit(),
         "versions": {
@@ -227,19 +227,19 @@ def provenance() -> dict[str, Any]:
 
 
 def _with_error(run: Mapping[str, Any]) -> dict[str, Any]:
-    """The scores with the error, which the papers of the field report as often as the accuracy."""
+    """Add the error, which papers report as often as the accuracy."""
     accuracy = run.get("accuracy")
     return dict(run) if accuracy is None else {**run, "error": 1 - accuracy}
 
 
 def read_records(folder: Path) -> dict[str, Record]:
-    """All records below a folder, by recipe."""
+    """Read all records below a folder, by recipe."""
     records = (Record.load(file) for file in sorted(folder.glob("*/*.json")))
     return {record.recipe: record for record in records}
 
 
 def _commit() -> str:
-    """The checkout's commit; an installed package has none."""
+    """Look up the checkout's commit; an installed package has none."""
     here = Path(__file__).resolve().parents[1]
 
     def git(*arguments: str) -> str:
@@ -257,7 +257,7 @@ def _commit() -> str:
 
 
 def _processor() -> str:
-    """The processor's name, where the system tells."""
+    """Look up the processor's name, where the system has it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

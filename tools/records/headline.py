@@ -1,4 +1,4 @@
-"""The README's picture: every method as a dot, how good it is against what it notices."""
+"""The README's picture: every measured method as a dot, how good it is against what it notices."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ from matplotlib.patheffects import withStroke
 
 from torchbayes.experiments.record import Record
 from torchbayes.plots.figure import COLOURS, INK, axes_row
+from torchbayes.train.registry import find_method
 
-__all__ = ["FAMILIES", "headline_picture"]
+__all__ = ["headline_picture"]
 
 Array: TypeAlias = npt.NDArray[Any]
 
-# What stands for the posterior, and its mark: colour and shape both tell the families apart.
-FAMILIES = {
-    "one network": (("map", "mle", "swa", "ogn", "kfac"), INK, "o"),
-    "ensemble, masks, generator": (("ensemble", "dropout", "hypernet"), "#A8467F", "D"),
-    "a Gaussian": (("swag", "bbb", "hwa", "vogn", "ivon", "noisy-kfac"), COLOURS[0], "s"),
-    "a chain's samples": (("sgld", "psgld", "sghmc", "sgnht", "atmc"), COLOURS[5], "^"),
+# The mark of each family of methods: colour and shape both tell them apart.
+_MARKS = {
+    "one network": (INK, "o"),
+    "ensemble, masks, generator": ("#A8467F", "D"),
+    "a Gaussian": (COLOURS[0], "s"),
+    "a chain's samples": (COLOURS[5], "^"),
 }
 
 
 def headline_picture(record: Record) -> Figure:
-    """Every method as a dot: how good it is on known images against what it notices of others."""
+    """Draw every method of the record as a dot: its NLL on test images against what it notices of others."""
     picture, panels = axes_row(2, width=5.2, height=4.9)
     renderer: RendererAgg = FigureCanvasAgg(picture).get_renderer()  # type: ignore[no-untyped-call]
     seen = (("auroc_ood", "Is it less sure about MNIST?"), ("auroc_noise", "… about noise?"))
@@ -41,7 +42,7 @@ def headline_picture(record: Record) -> Figure:
     panels[0].set_ylabel("AUROC: higher is better", color=INK, fontsize=10)
     handles = [
         Line2D([], [], color=colour, marker=shape, linestyle="", label=name)
-        for name, (_, colour, shape) in FAMILIES.items()
+        for name, (colour, shape) in _MARKS.items()
     ]
     picture.legend(handles=handles, loc="outside upper center", ncols=4, frameon=False, fontsize=10)
     picture.draw_without_rendering()
@@ -52,22 +53,24 @@ def headline_picture(record: Record) -> Figure:
 
 
 def _dots(axes: Axes, record: Record, score: str) -> None:
-    """Each method's dot with its spread over seeds, and the corner that beats one network on both."""
+    """Draw each method's dot with its spread over seeds, and the corner that beats one network on both."""
     axes.margins(0.1)
     end = _end(record)
-    for methods, colour, shape in FAMILIES.values():
-        for scores in (record.rows[method] for method in methods):
-            x, y = scores["nll"], scores[score]
-            place = min(x.mean, end)
-            axes.errorbar(
-                place, y.mean, xerr=x.spread if place < end else None, yerr=y.spread, fmt="none",
-                ecolor=colour, alpha=0.4, elinewidth=0.8, zorder=1,
-            )  # fmt: skip
-            axes.plot(place, y.mean, shape, color=colour, markersize=8, markeredgecolor="white")
+    for method, scores in record.rows.items():
+        colour, shape = _MARKS[find_method(method).family]
+        x, y = scores["nll"], scores[score]
+        place = min(x.mean, end)
+        axes.errorbar(
+            place, y.mean, xerr=x.spread if place < end else None, yerr=y.spread, fmt="none",
+            ecolor=colour, alpha=0.4, elinewidth=0.8, zorder=1,
+        )  # fmt: skip
+        axes.plot(place, y.mean, shape, color=colour, markersize=8, markeredgecolor="white")
     left, right, low, high = axes.axis()
     high = min(high, 1.01)
     axes.axis((left, right, low, high))
-    one = record.rows["map"]
+    one = record.rows.get("map")
+    if one is None:
+        return
     corner = one["nll"].mean, one[score].mean
     axes.fill_between([left, corner[0]], corner[1], high, color=COLOURS[2], alpha=0.1, linewidth=0)
     axes.text(
@@ -77,7 +80,7 @@ def _dots(axes: Axes, record: Record, score: str) -> None:
 
 
 def _end(record: Record) -> float:
-    """Where the NLL axis ends: one that is far out (Tukey's fences) would squeeze all the others."""
+    """End the NLL axis at Tukey's outer fence: a method far out would squeeze all the others."""
     values = [scores["nll"].mean for scores in record.rows.values()]
     first, third = np.quantile(values, [0.25, 0.75])
     return float(third + 3 * (third - first))
@@ -85,14 +88,14 @@ def _end(record: Record) -> float:
 
 def _names(axes: Axes, renderer: RendererAgg, record: Record, score: str) -> None:
     """Write each name beside its dot, where it covers the least of the others."""
-    colours = {m: colour for methods, colour, _ in FAMILIES.values() for m in methods}
     rows, end = record.rows, _end(record)
     losses = {method: scores["nll"].mean for method, scores in rows.items()}
     dots = axes.transData.transform([(min(losses[m], end), rows[m][score].mean) for m in rows])
     labels = [m if losses[m] <= end else f"{m}: NLL {losses[m]:.2f} →" for m in rows]
     texts = [
         axes.text(
-            0, 0, label, ha="center", va="center", fontsize=10, color=colours[method],
+            0, 0, label, ha="center", va="center", fontsize=10,
+            color=_MARKS[find_method(method).family][0],
             path_effects=[withStroke(linewidth=2.5, foreground="white")],
         )
         for method, label in zip(rows, labels, strict=True)
@@ -123,7 +126,7 @@ def _names(axes: Axes, renderer: RendererAgg, record: Record, score: str) -> Non
 
 
 def _places(dot: Array, size: Array, point: float) -> Array:
-    """Boxes for a name around its dot, the nearest first: left, bottom, right, top."""
+    """List boxes for a name around its dot, the nearest first: left, bottom, right, top."""
     angles = np.arange(16) * np.pi / 8
     ways = np.stack([np.cos(angles), np.sin(angles)], 1)
     middles = np.vstack([dot + ways * (gap * point + size / 2) for gap in (5.5, 12, 20, 30)])
@@ -131,7 +134,7 @@ def _places(dot: Array, size: Array, point: float) -> Array:
 
 
 def _shared(boxes: Array, others: Array) -> Array:
-    """The area that each of `boxes` shares with each of `others`."""
+    """Compute the area that each of `boxes` shares with each of `others`."""
     low = np.maximum(boxes[:, None, :2], others[None, :, :2])
     high = np.minimum(boxes[:, None, 2:], others[None, :, 2:])
     area: Array = np.clip(high - low, 0, None).prod(2)

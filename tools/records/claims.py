@@ -60,7 +60,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What our figures say of a claim.
+    """Verdict of our figures on a claim.
 
     Attributes:
         claim: The claim.
@@ -90,7 +90,7 @@ def judge(claim: Claim, records: Mapping[str, Record]) -> Judgement:
     """Compare a claim with the records.
 
     Raises:
-        ValueError: If a record is there but has no such row or score, or a condition is no comparison.
+        ValueError: If a record lacks a row or score that the claim names, or a condition is no comparison.
     """
     found = {name: _figure(path, records) for name, path in claim.figures.items()}
     used = [path.partition("#")[0] for path in claim.figures.values()]
@@ -111,7 +111,7 @@ def judge(claim: Claim, records: Mapping[str, Record]) -> Judgement:
 
 
 class _Shown:
-    """A figure that formats as mean ± spread, both with the same format."""
+    """Format a figure as mean ± spread, both with the same format."""
 
     def __init__(self, figure: Figure) -> None:
         self._figure = figure
@@ -147,7 +147,7 @@ _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
 
 
 def _holds(condition: str, values: Mapping[str, float]) -> bool:
-    """Whether a condition is true: numbers, names, + - * /, comparisons, `and` and `or`, nothing else."""
+    """Evaluate a condition: numbers, names, + - * /, comparisons, `and` and `or`, nothing else."""
     try:
         result = _value(ast.parse(condition, mode="eval").body, values)
     except (SyntaxError, KeyError) as error:

@@ -1,21 +1,86 @@
-"""Curves and calibration go from run folders into the record, and from there into pictures."""
+"""A record holds what the runs of a recipe measured, survives its file and becomes a table."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from torchbayes.evidence import Record, results_page
-from torchbayes.evidence.pictures import calibration_picture, curves_picture, pictures_of
 from torchbayes.experiments.predictions_file import Predictions
-from torchbayes.experiments.record import Bins, record_of
+from torchbayes.experiments.record import Bins, Figure, Record, read_records, record_of
+from torchbayes.experiments.record_table import record_table
 
-RECIPES = ("hwa/mnist-lenet5", "atmc/cifar10-table1")
+RESULTS = {
+    "created": "2026-01-02T03:04:05+00:00",
+    "settings": {"epochs": 3, "seeds": [0, 1], "command": "x", "seed": 0},
+    "methods": {
+        "bbb": {
+            "summary": "…",
+            "settings": {"options": {"lr": 0.1}},
+            "runs": [
+                {"seed": 0, "folder": "a", "error": 0.02, "seconds": 30.0, "brier": None},
+                {"seed": 1, "folder": "b", "error": 0.04, "seconds": 90.0, "brier": 0.5},
+            ],
+        }
+    },
+}
+
+
+@pytest.fixture
+def record() -> Record:
+    return record_of("paper/name", "A title", "cpu", "torchbayes recipes run paper/name", RESULTS)
+
+
+def test_record_has_mean_and_sample_deviation(record: Record) -> None:
+    figure = record.rows["bbb"]["error"]
+    assert figure.mean == pytest.approx(0.03)
+    assert figure.spread == pytest.approx(0.02 / 2**0.5)
+    assert record.seconds == 120
+    assert record.seeds == (0, 1)
+    assert "brier" not in record.rows["bbb"]  # one seed has none
+    assert record.settings == {"epochs": 3}
+    assert record.own == {"bbb": {"options": {"lr": 0.1}}}
+
+
+def test_record_survives_the_file(record: Record, tmp_path: Path) -> None:
+    file = record.save(tmp_path)
+    assert file == tmp_path / "paper" / "name.json"
+    assert read_records(tmp_path) == {"paper/name": record}
+
+
+def test_a_broken_record_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "paper").mkdir()
+    (tmp_path / "paper" / "name.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"name\.json is not a record .* torchbayes recipes run"):
+        read_records(tmp_path)
+
+
+def test_figure_of_one_value_has_no_spread() -> None:
+    assert Figure.of([0.5]) == Figure(0.5, None, (0.5,))
+
+
+def test_averages_pruning_and_correlations_have_tables_of_their_own() -> None:
+    runs = [
+        {"seed": 0, "accuracy": 0.9, "x16_error": 0.1, "x1_error": 0.25, "x1_nll": 0.5}
+        | {"pruned_75_error": 0.125, "quadruple_faults": 7.0, "correlation_within": 0.5}
+    ]
+    methods = {"hypernet": {"runs": runs}, "map": {"runs": [{"seed": 0, "accuracy": 0.8}]}}
+    settings = {"epochs": 3, "seeds": [0], "seed": 0}
+    results = {"created": "2026-01-02T03:04:05+00:00", "settings": settings, "methods": methods}
+    lines = record_table(record_of("a/b", "T", "cpu", "c", results)).splitlines()
+    assert "| method | accuracy |" in lines
+    assert "| method | 75 % removed |" in lines
+    assert "| hypernet | 12.50% |" in lines
+    assert lines[lines.index("| method | error | NLL |") + 2 :][:2] == [
+        "| hypernet ×1 | 25.00% | 0.5000 |",
+        "| hypernet ×16 | 10.00% | – |",
+    ]
+    assert "| method | wrong in all of four | \\|r\\| within blocks |" in lines
+    assert lines.count("| map | 80.00% |") == 1
+    assert sum(line.startswith("| map ") for line in lines) == 1
 
 
 def predictions(seed: int, examples: int = 203) -> Predictions:
@@ -41,7 +106,7 @@ def out(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def recorded(out: Path | None, recipe: str = RECIPES[0]) -> Record:
+def recorded(out: Path | None) -> Record:
     runs = {
         "hwa": [{"seed": s, "folder": f"runs/hwa-{s}", "accuracy": 0.5} for s in (0, 1)],
         "hwa-single": [{"seed": s, "folder": f"runs/hwa-{s}/last"} for s in (0, 1)],
@@ -51,7 +116,7 @@ def recorded(out: Path | None, recipe: str = RECIPES[0]) -> Record:
         "settings": {"epochs": 3, "seeds": [0, 1]},
         "methods": {name: {"settings": {}, "runs": rows} for name, rows in runs.items()},
     }
-    return record_of(recipe, "A title", "cpu", "torchbayes recipes run x", results, out)
+    return record_of("paper/name", "A title", "cpu", "torchbayes recipes run x", results, out)
 
 
 def test_curves_and_bins_are_those_of_the_runs(out: Path) -> None:
@@ -85,7 +150,6 @@ def test_a_record_from_before_there_were_curves_loads(tmp_path: Path) -> None:
     del table["curves"], table["calibration"]
     file.write_text(json.dumps(table))
     assert Record.load(file) == record
-    assert pictures_of({RECIPES[0]: record}) == {}
 
 
 def test_saturated_predictions_leave_bins_empty() -> None:
@@ -93,47 +157,3 @@ def test_saturated_predictions_leave_bins_empty() -> None:
     bins = Bins.of(Predictions(probs, torch.zeros(16), torch.zeros(16, dtype=torch.long)))
     assert sum(bins.count) == 16
     assert bins.count.count(0) == 7
-
-
-def test_curves_are_means_over_seeds_with_their_deviation(out: Path) -> None:
-    record = recorded(out)
-    nll, accuracy = curves_picture(record).axes
-    (line,) = nll.lines
-    assert line.get_xdata().tolist() == [1, 2, 3]
-    seeds = np.array(record.curves["hwa"]["validation_nll"])
-    assert line.get_ydata() == pytest.approx(seeds.mean(0))
-    band = nll.collections[0].get_paths()[0].vertices
-    for epoch, values in zip((1, 2, 3), seeds.T, strict=True):
-        edges = band[band[:, 0] == epoch, 1]
-        assert edges.max() - edges.min() == pytest.approx(2 * values.std(ddof=1))
-    assert accuracy.lines[0].get_ydata() == pytest.approx([0.9, 0.95, 0.96667])
-
-
-def test_calibration_pools_the_seeds_examples() -> None:
-    one = Bins((0.5, 0.9), (0.4, 1.0), (10, 30))
-    other = Bins((0.7, 0.0), (0.6, 0.0), (30, 0))
-    record = replace(recorded(None), calibration={"sgd": (one, other), "sgd-single": (one,)})
-    curve, gap = calibration_picture(record).axes
-    lines = {line.get_label(): line for line in curve.lines}
-    assert lines["sgd"].get_xdata() == pytest.approx([0.65, 0.9])
-    assert lines["sgd"].get_ydata() == pytest.approx([0.55, 1.0])
-    assert gap.lines[0].get_ydata() == pytest.approx([-0.1, 0.1])
-    assert lines["sgd"].get_color() == lines["sgd-single"].get_color()
-    assert lines["sgd"].get_linestyle() != lines["sgd-single"].get_linestyle()
-
-
-def test_a_picture_knows_its_record(out: Path, tmp_path: Path) -> None:
-    records = {recipe: recorded(out, recipe) for recipe in RECIPES}
-    pictures = [picture for found in pictures_of(records).values() for picture in found]
-    assert [p.name for p in pictures] == [
-        "hwa-mnist-lenet5-curves.png",
-        "atmc-cifar10-table1-calibration.png",
-    ]
-    page = results_page([], records)
-    for picture in pictures:
-        assert f"![{picture.alt}](images/results/{picture.name})" in page
-        assert not picture.is_in(tmp_path)
-        picture.save(tmp_path)
-        assert picture.is_in(tmp_path)
-        other = replace(picture, record=replace(picture.record, seconds=1.0))
-        assert not other.is_in(tmp_path)

@@ -7,30 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from torchbayes.evidence import (
-    Claim,
-    Record,
-    judge,
-    read_claims,
-    read_records,
-    record_table,
-    results_page,
-)
-from torchbayes.experiments.record import Figure, record_of
+from tools.records.claims import Claim, judge, read_claims
+from tools.records.page import results_page
+from torchbayes.experiments.record import Record, record_of
 
+RUNS = [{"seed": 0, "error": 0.02, "seconds": 30.0}, {"seed": 1, "error": 0.04, "seconds": 90.0}]
 RESULTS = {
     "created": "2026-01-02T03:04:05+00:00",
-    "settings": {"epochs": 3, "seeds": [0, 1], "command": "x", "seed": 0},
-    "methods": {
-        "bbb": {
-            "summary": "…",
-            "settings": {"options": {"lr": 0.1}},
-            "runs": [
-                {"seed": 0, "folder": "a", "error": 0.02, "seconds": 30.0, "brier": None},
-                {"seed": 1, "folder": "b", "error": 0.04, "seconds": 90.0, "brier": 0.5},
-            ],
-        }
-    },
+    "settings": {"epochs": 3, "seeds": [0, 1], "seed": 0},
+    "methods": {"bbb": {"settings": {}, "runs": RUNS}},
 }
 CLAIM = Claim(
     "A paper",
@@ -47,30 +32,6 @@ CLAIM = Claim(
 @pytest.fixture
 def record() -> Record:
     return record_of("paper/name", "A title", "cpu", "torchbayes recipes run paper/name", RESULTS)
-
-
-def test_record_has_mean_and_sample_deviation(record: Record) -> None:
-    figure = record.rows["bbb"]["error"]
-    assert figure.mean == pytest.approx(0.03)
-    assert figure.spread == pytest.approx(0.02 / 2**0.5)
-    assert record.seconds == 120
-    assert record.seeds == (0, 1)
-    assert "brier" not in record.rows["bbb"]  # one seed has none
-    assert record.settings == {"epochs": 3}
-    assert record.own == {"bbb": {"options": {"lr": 0.1}}}
-
-
-def test_record_survives_the_file(record: Record, tmp_path: Path) -> None:
-    file = record.save(tmp_path)
-    assert file == tmp_path / "paper" / "name.json"
-    assert read_records(tmp_path) == {"paper/name": record}
-
-
-def test_a_broken_record_says_what_to_do(tmp_path: Path) -> None:
-    (tmp_path / "paper").mkdir()
-    (tmp_path / "paper" / "name.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"name\.json is not a record .* torchbayes recipes run"):
-        read_records(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -153,28 +114,3 @@ def test_page_says_what_was_trained(record: Record) -> None:
     assert "cifar10, all training examples, batches of 64; settings" in results_page(
         [], {"a": whole}
     )
-
-
-def test_averages_pruning_and_correlations_have_tables_of_their_own() -> None:
-    runs = [
-        {"seed": 0, "accuracy": 0.9, "x16_error": 0.1, "x1_error": 0.25, "x1_nll": 0.5}
-        | {"pruned_75_error": 0.125, "quadruple_faults": 7.0, "correlation_within": 0.5}
-    ]
-    methods = {"hypernet": {"runs": runs}, "map": {"runs": [{"seed": 0, "accuracy": 0.8}]}}
-    settings = {"epochs": 3, "seeds": [0], "seed": 0}
-    results = {"created": "2026-01-02T03:04:05+00:00", "settings": settings, "methods": methods}
-    lines = record_table(record_of("a/b", "T", "cpu", "c", results)).splitlines()
-    assert "| method | accuracy |" in lines
-    assert "| method | 75 % removed |" in lines
-    assert "| hypernet | 12.50% |" in lines
-    assert lines[lines.index("| method | error | NLL |") + 2 :][:2] == [
-        "| hypernet ×1 | 25.00% | 0.5000 |",
-        "| hypernet ×16 | 10.00% | – |",
-    ]
-    assert "| method | wrong in all of four | \\|r\\| within blocks |" in lines
-    assert lines.count("| map | 80.00% |") == 1
-    assert sum(line.startswith("| map ") for line in lines) == 1
-
-
-def test_figure_of_one_value_has_no_spread() -> None:
-    assert Figure.of([0.5]) == Figure(0.5, None, (0.5,))

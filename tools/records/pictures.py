@@ -1,4 +1,4 @@
-"""The pictures of docs/results.md: curves over epochs and calibration, drawn from the records."""
+"""The pictures of docs/results.md, drawn from the records, and how a picture knows its source."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,45 +17,43 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 from PIL import Image
 
+from tools.records.headline import headline_picture
+from tools.records.readme import HEADLINE
 from torchbayes.core.storage import atomic_path
-from torchbayes.evidence.headline import headline_picture
-from torchbayes.evidence.readme import HEADLINE
 from torchbayes.experiments.record import Bins, Record
 from torchbayes.plots.figure import COLOURS, INK, axes_row
 
-__all__ = ["ResultPicture", "calibration_picture", "curves_picture", "pictures_of"]
+__all__ = ["Picture", "calibration_picture", "curves_picture", "pictures_of"]
 
 Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
-class ResultPicture:
-    """A picture of a record.
+class Picture:
+    """A picture of measured figures.
 
     Attributes:
-        name: The file's name.
-        alt: What it shows, for those who do not see it.
-        caption: What one has to know to read it.
-        record: The record.
-        draw: Makes the picture of the record.
+        name: File name.
+        alt: Text for readers who cannot see it.
+        caption: What the reader must know to read it.
+        figures: The figures that it shows, as JSON can hold them.
+        draw: Draws it.
     """
 
     name: str
     alt: str
     caption: str
-    record: Record
-    draw: Callable[[Record], Figure]
+    figures: Any
+    draw: Callable[[], Figure]
 
     def save(self, folder: Path) -> None:
         """Draw the picture, with a note in the file of what it was drawn from."""
         folder.mkdir(parents=True, exist_ok=True)
         with atomic_path(folder / self.name) as temporary:
-            self.draw(self.record).savefig(
-                temporary, format="png", metadata={"Description": self._source()}
-            )
+            self.draw().savefig(temporary, format="png", metadata={"Description": self._source()})
 
     def is_in(self, folder: Path) -> bool:
-        """Whether the folder has this picture, drawn from this record."""
+        """Tell whether the folder has this picture, drawn from these figures."""
         file = folder / self.name
         if not file.is_file():
             return False
@@ -62,14 +61,14 @@ class ResultPicture:
             return bool(image.info.get("Description") == self._source())
 
     def _source(self) -> str:
-        """A digest of the record: the same picture has other bytes on another machine."""
-        content = json.dumps(asdict(self.record), sort_keys=True)
+        """Digest the figures: the bytes of a picture depend on the machine's fonts, its figures do not."""
+        content = json.dumps(self.figures, sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()
 
 
-def pictures_of(records: Mapping[str, Record]) -> dict[str, list[ResultPicture]]:
-    """The pictures that the records allow, by recipe."""
-    found: dict[str, list[ResultPicture]] = {}
+def pictures_of(records: Mapping[str, Record]) -> dict[str, list[Picture]]:
+    """List the pictures that the records allow, by recipe."""
+    found: dict[str, list[Picture]] = {}
     for recipe, make in _PICTURES.items():
         picture = make(records[recipe]) if recipe in records else None
         if picture is not None:
@@ -81,7 +80,7 @@ def _file_name(record: Record, kind: str) -> str:
     return f"{record.recipe.replace('/', '-')}-{kind}.png"
 
 
-def _curves(record: Record) -> ResultPicture | None:
+def _curves(record: Record) -> Picture | None:
     rows = {row: scores for row, scores in record.curves.items() if "validation_nll" in scores}
     if not rows:
         return None
@@ -90,19 +89,19 @@ def _curves(record: Record) -> ResultPicture | None:
         for row, scores in rows.items()
     )
     seeds = len(record.seeds)
-    return ResultPicture(
+    return Picture(
         _file_name(record, "curves"),
         f"NLL and accuracy on held-out images after every epoch; NLL at the end: {last}",
         f"Held-out images, {f'mean of {seeds} seeds' if seeds > 1 else 'one seed'}"
         f"{', the band is one standard deviation' if seeds > 1 else ''}. Scored is what a method has after "
         "an epoch: bbb its mean weights, sgld its latest sample, hwa its average once that has begun.",
-        record,
-        curves_picture,
+        asdict(record),
+        partial(curves_picture, record),
     )
 
 
 def curves_picture(record: Record) -> Figure:
-    """NLL and accuracy on held-out data after every epoch: the mean over seeds with its spread."""
+    """Plot NLL and accuracy on held-out data after every epoch: the mean over seeds with its spread."""
     figure, panels = axes_row(2, width=4.4, height=3.6)
     titles = {"validation_nll": "NLL: lower is better", "validation_accuracy": "accuracy"}
     for axes, (score, title) in zip(panels, titles.items(), strict=True):
@@ -134,7 +133,7 @@ def _skip_the_start(axes: Axes, rows: Sequence[Array]) -> None:
     axes.set_ylim(low - margin, high + margin)
 
 
-def _calibration(record: Record) -> ResultPicture | None:
+def _calibration(record: Record) -> Picture | None:
     if not record.calibration:
         return None
     gaps = ", ".join(
@@ -142,18 +141,18 @@ def _calibration(record: Record) -> ResultPicture | None:
         for row, scores in record.rows.items()
         if (figure := scores.get("ece_equal_mass")) is not None
     )
-    return ResultPicture(
+    return Picture(
         _file_name(record, "calibration"),
         f"Accuracy against confidence in 8 bins of equal count; mean distance from the diagonal: {gaps}",
         "Test images in 8 bins of equal count by confidence, as in the paper; mean over seeds. A point below "
         "the line is overconfident. Dashed: the last sample alone.",
-        record,
-        calibration_picture,
+        asdict(record),
+        partial(calibration_picture, record),
     )
 
 
 def calibration_picture(record: Record) -> Figure:
-    """Accuracy against confidence, and their difference, in bins of equal count."""
+    """Plot accuracy against confidence, and their difference, in bins of equal count."""
     figure, (curve, gap) = axes_row(2, width=4.4, height=4.0)
     wholes = dict.fromkeys(row.removesuffix(_SINGLE) for row in record.calibration)
     colours = dict(zip(wholes, COLOURS, strict=False))
@@ -187,7 +186,7 @@ def calibration_picture(record: Record) -> Figure:
 
 
 def _pooled(seeds: Sequence[Bins]) -> tuple[Array, Array]:
-    """Mean confidence and accuracy of each bin over the seeds' examples, without empty bins."""
+    """Average each bin's confidence and accuracy over the seeds' examples, without empty bins."""
     counts = np.array([bins.count for bins in seeds])
     full = counts.sum(0) > 0
     confidence, accuracy = (
@@ -197,20 +196,20 @@ def _pooled(seeds: Sequence[Bins]) -> tuple[Array, Array]:
     return confidence, accuracy
 
 
-def _headline(record: Record) -> ResultPicture:
+def _headline(record: Record) -> Picture:
     best = ", ".join(sorted(record.rows, key=lambda row: record.rows[row]["nll"].mean)[:3])
-    return ResultPicture(
+    return Picture(
         _file_name(record, "methods"),
-        "Each method as a dot: NLL on test images against how well its doubt tells MNIST's images and images "
-        f"of noise from them; the lowest NLL have {best}",
+        "Each method as a dot: NLL on test images against how well its uncertainty separates MNIST's images "
+        f"and images of noise from them; lowest NLL: {best}",
         "Shaded: better than one network in both respects.",
-        record,
-        headline_picture,
+        asdict(record),
+        partial(headline_picture, record),
     )
 
 
 _SINGLE = "-single"  # of a row that is the last sample of another one
-_PICTURES: dict[str, Callable[[Record], ResultPicture | None]] = {
+_PICTURES: dict[str, Callable[[Record], Picture | None]] = {
     HEADLINE: _headline,
     "hwa/mnist-lenet5": _curves,
     "hwa/cifar10-vgg11": _curves,

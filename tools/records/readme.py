@@ -1,7 +1,6 @@
-"""The README's tables: every method side by side, and how the papers' claims fared.
+"""The README's tables: the measured methods side by side, and how the papers' claims fared.
 
-They are made from the records by `torchbayes recipes results`, which puts them between `<!-- NAME -->` and
-`<!-- /NAME -->`.
+They stand between `<!-- NAME -->` and `<!-- /NAME -->`; what is there is replaced.
 """
 
 from __future__ import annotations
@@ -10,9 +9,8 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from torchbayes.evidence.claims import Claim, judge
+from tools.records.claims import Claim, judge
 from torchbayes.experiments.record import Record
-from torchbayes.train.registry import METHODS
 
 __all__ = ["HEADLINE", "between", "filled_in"]
 
@@ -30,27 +28,22 @@ _VERDICTS = ("reproduced", "partly reproduced", "not reproduced", "not run")
 
 
 def filled_in(text: str, claims: Sequence[Claim], records: Mapping[str, Record]) -> str:
-    """A text with what stands between its markers made anew; one without markers stays as it is.
+    """Replace what stands between the markers of a text; one without markers stays as it is.
 
     Args:
         text: The README.
         claims: The papers' claims.
-        records: What was measured, by recipe. Without the headline's the text between its markers stays.
+        records: What was measured, by recipe. The text between the headline's markers stays if its
+            record is missing.
     """
     record = records.get(HEADLINE)
     if record is not None:
-        missing = METHODS.keys() - record.rows.keys()
-        if missing:
-            raise ValueError(
-                f"the record of {HEADLINE} lacks {', '.join(sorted(missing))}: add it to the recipe and "
-                f"run {record.command}"
-            )
         text = between(text, "headline", f"{_about(record)}\n{_table(record)}")
     return between(text, "claims", _verdicts(claims, records))
 
 
 def between(text: str, name: str, content: str) -> str:
-    """A text with `content` between its markers of that name, `<!-- NAME -->` and `<!-- /NAME -->`."""
+    """Put `content` between the markers `<!-- NAME -->` and `<!-- /NAME -->` of a text."""
     pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
     return pattern.sub(lambda found: f"{found[1]}\n{content}\n{found[2]}", text)
 
@@ -61,16 +54,16 @@ def _about(record: Record) -> str:
     return (
         f"LeNet-5 on {settings['examples']:,} images of Fashion-MNIST, {settings['epochs']} epochs, "
         f"{settings['samples']} draws, {runs}; the best NLL "
-        "first, the best of\neach column in bold. *Errors*, *MNIST* and *noise*: the AUROC with which doubt "
-        "tells wrong answers from right ones, MNIST's\nimages from test images, and noise from test images; "
-        "0.5 is a coin toss. *Stored*: numbers kept for each weight.\n"
+        "first, the best of\neach column in bold. *Errors*, *MNIST* and *noise*: the AUROC with which "
+        "uncertainty separates wrong answers from right ones,\nMNIST's images from test images, and noise "
+        "from test images; 0.5 is a coin toss. *Stored*: numbers kept per weight.\n"
         f"Made by `{record.command}`; more scores{' and spreads' if seeds > 1 else ''}: "
         "[docs/results.md](docs/results.md).\n"
     )
 
 
 def _table(record: Record) -> str:
-    """One row a method, the best NLL first."""
+    """Tabulate the methods, the best NLL first."""
     lines = [
         "| method | " + " | ".join(title for title, _, _ in _SCORES.values()) + " | stored |",
         "| --- |" + " ---: |" * (len(_SCORES) + 1),
@@ -95,7 +88,7 @@ def _number(shown: str) -> float:
 
 
 def _verdicts(claims: Sequence[Claim], records: Mapping[str, Record]) -> str:
-    """How many claims of each paper came out how."""
+    """Count each paper's claims by verdict."""
     counts: dict[str, Counter[str]] = {}
     for claim in claims:
         counts.setdefault(claim.paper, Counter())[judge(claim, records).verdict] += 1

@@ -1,0 +1,1 @@
+"""Tools for this repository's maintainers; no part of the installed package."""

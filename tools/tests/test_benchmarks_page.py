@@ -1,0 +1,102 @@
+"""docs/benchmarks.md and the README's table of speed have the figures that were measured, and no others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tools.records import reasons
+from tools.records.benchmarks import FLOOR, benchmarks_page, charts, read_benchmarks, speed_table
+from torchbayes.train.registry import METHODS
+
+
+def figure(ratio: float) -> dict[str, float]:
+    return {"ratio": ratio, "low": ratio - 0.05, "high": ratio + 0.05}
+
+
+PROVENANCE = {
+    "threads": 2,
+    "commit": "0123456789ab",
+    "machine": {"cores": 2, "processor": "a processor"},
+    "versions": {"torch": "2.13.0"},
+}
+PLAIN = (FLOOR, "Adam", "a normal number per weight")
+
+
+@pytest.fixture
+def found(tmp_path: Path) -> dict[str, Any]:
+    """What three files of results hold."""
+    rows = {name: figure(1.0) | {"to": "Adam"} for name in PLAIN}
+    rows |= {"vogn": figure(1.23) | {"to": "Adam", "target": 1.8, "memory": 1.87}}
+    rows |= {name: {"to": "SGD", "error": "MemoryError"} for name in ("sgld", "hypernet")}
+    rows |= {"bbb flipout": figure(2.5) | {"to": "Adam", "target": 2.0}}
+    kinds = {"Gaussian": figure(0.91), "Generated": {"error": "MemoryError"}}
+    predicted = {"draws": 32, "inputs": 1000, "rows": kinds}
+    stored = PROVENANCE | {"networks": {"mlp": {"steps": rows, "prediction": predicted}}}
+    (tmp_path / "benchmarks.json").write_text(json.dumps(stored))
+    known = {"package": "p", "method": "bbb", "version": "0.2.8"}
+    peers = {
+        "BLiTZ": known | {"peer": figure(3.0), "ours": figure(1.5)},
+        "Opacus": known | {"peer": figure(1.0), "ours": figure(2.0)},
+        "TyXe": {"method": "bbb", "error": "RuntimeError: no such layer"},
+    }
+    (tmp_path / "peers.json").write_text(json.dumps(PROVENANCE | {"networks": {"mlp": peers}}))
+    points = {"1": figure(1.0), "2": figure(0.6)}
+    lines = {name: {"to": "Adam", "points": points} for name in (FLOOR, "bbb")}
+    growth = PROVENANCE | {"processes": {"mlp": lines, "lenet5": lines}}
+    (tmp_path / "growth.json").write_text(json.dumps(growth))
+    return read_benchmarks(tmp_path)
+
+
+def test_the_page_has_the_figures_of_the_files(found: dict[str, Any], tmp_path: Path) -> None:
+    text = benchmarks_page(found)
+    rows = [line for line in text.splitlines() if line.startswith("| ")]
+    assert "| vogn | Adam | **1.23 [1.18, 1.28]** ≤ 1.8 |" in rows
+    assert "| vogn | Adam | 1.87 |" in rows
+    assert "| sgld | SGD | MemoryError |" in rows
+    assert "| bbb flipout | Adam | 2.50 [2.45, 2.55], target 2.0 |" in rows
+    missed = "- `bbb flipout` on MLP 784-1200-1200-10: 2.50 [2.45, 2.55], target 2.0: "
+    assert f"{missed}{reasons.UNKNOWN}." in text
+    assert "| Generated | hypernet | MemoryError |" in rows
+    assert any(row.startswith("| BLiTZ 0.2.8 | bbb |") and "**2.00**" in row for row in rows)
+    slower = next(row for row in rows if row.startswith("| Opacus"))
+    assert "0.50 |" in slower
+    assert reasons.UNKNOWN in slower
+    assert any("RuntimeError: no such layer" in row for row in rows)
+    pictures = charts(found)
+    assert [picture.name for picture in pictures] == ["steps.png", "growth_processes.png"]
+    for picture in pictures:
+        assert f"![{picture.alt}](images/{picture.name})" in text
+        picture.save(tmp_path)
+        assert picture.is_in(tmp_path)
+
+
+def test_a_kind_of_posterior_names_the_measured_methods(found: dict[str, Any]) -> None:
+    assert "| Gaussian | bbb, vogn | 0.91 [0.86, 0.96] |" in benchmarks_page(found).splitlines()
+
+
+def test_a_method_that_was_not_measured_has_no_row(found: dict[str, Any]) -> None:
+    rows = [line.split(" | ")[0] for line in benchmarks_page(found).splitlines()]
+    for method in METHODS:
+        # Of those that were measured: a row of times and one of memory.
+        assert rows.count(f"| {method}") == (2 if method in ("vogn", "sgld", "hypernet") else 0)
+
+
+def test_the_readmes_table_is_of_the_files(found: dict[str, Any]) -> None:
+    text = speed_table(found)
+    assert "| `vogn` | Adam | 1.23 |" in text
+    assert "| `sgld` | SGD | – |" in text
+    assert "atmc" not in text
+    assert "the faster one in 1 of 2 " in text
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "expected"),
+    [(1.0, 2.0, ""), (1.03, 1.0, "OVERLAP"), (2.0, 1.0, "UNKNOWN")],
+)
+def test_a_slower_row_says_why(ours: float, theirs: float, expected: str) -> None:
+    told = reasons.reason("a peer", "mlp", {"peer": figure(theirs), "ours": figure(ours)})
+    assert told == (getattr(reasons, expected) if expected else "")

@@ -15,8 +15,8 @@ from sklearn.metrics import log_loss, roc_auc_score
 import torchbayes as tb
 from torchbayes.cli import main
 from torchbayes.data.transform import Normalise
-from torchbayes.experiments.predictions_file import Predictions
-from torchbayes.experiments.settings import TrainedRun
+from torchbayes.experiments.saved_predictions import Predictions
+from torchbayes.experiments.trained_run import TrainedRun
 from torchbayes.models import MODELS
 from torchbayes.train.methods import METHODS
 
@@ -45,12 +45,14 @@ def sentence(err: str) -> str:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One small run on digits."""
-    from torchbayes.experiments.settings import Experiment, TrainedRun
+    from torchbayes.experiments.evaluation import evaluate
+    from torchbayes.experiments.settings import Experiment
+    from torchbayes.experiments.training import train_experiment
 
     folder = tmp_path_factory.mktemp("run")
     experiment = Experiment(epochs=15, model="mlp", model_options={"hidden": [64]})
-    experiment.train(folder, data=experiment.load_data(None), progress=False)
-    TrainedRun(folder).evaluate()
+    train_experiment(experiment, folder, data=experiment.load_data(None), progress=False)
+    evaluate(TrainedRun(folder))
     return folder
 
 

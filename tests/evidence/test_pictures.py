@@ -12,8 +12,8 @@ import torch
 
 from torchbayes.evidence import Record, results_page
 from torchbayes.evidence.pictures import calibration_picture, curves_picture, pictures_of
-from torchbayes.experiments.predictions_file import Predictions
 from torchbayes.experiments.record import Bins, record_of
+from torchbayes.experiments.saved_predictions import Predictions
 
 RECIPES = ("hwa/mnist-lenet5", "atmc/cifar10-table1")
 

@@ -9,10 +9,13 @@ import pytest
 import torch
 
 from torchbayes.experiments.compare import Comparison, rows_from
-from torchbayes.experiments.predictions_file import Predictions
-from torchbayes.experiments.settings import Experiment, TrainedRun
+from torchbayes.experiments.evaluation import evaluate
+from torchbayes.experiments.saved_predictions import Predictions
+from torchbayes.experiments.settings import Experiment
+from torchbayes.experiments.trained_run import TrainedRun
 from torchbayes.report import load_results, write_report
 from torchbayes.train.progress import NoProgress
+from torchbayes.train.run_folder import RunFolder
 
 SHARED = {"epochs": 2, "examples": 300, "model": "mlp", "model_options": {"hidden": [16]}}
 TABLES = {
@@ -37,7 +40,7 @@ def test_every_row_has_its_own_settings(out: Path) -> None:
     assert list(table) == list(TABLES)
     assert table["plain"]["settings"] == {"epochs": 1, "options": {"lr": 0.01}}
     assert table["wide"]["parameters"] > table["plain"]["parameters"]
-    config = TrainedRun(out / "runs" / "plain-1").config
+    config = RunFolder(out / "runs" / "plain-1").read_config()
     assert (config["seed"], config["epochs"], config["train_size"]) == (1, 1, 300)
 
 
@@ -65,7 +68,7 @@ def test_the_last_sample_is_scored_alone(out: Path) -> None:
 
 def test_a_posterior_without_samples_has_no_last_one(out: Path) -> None:
     with pytest.raises(ValueError, match="no last sample"):
-        TrainedRun(out / "runs" / "plain-0").evaluate(last=True)
+        evaluate(TrainedRun(out / "runs" / "plain-0"), last=True)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from torchbayes.cli.options import DataDir, Json
 from torchbayes.experiments.calibrate import calibrate as calibrated
-from torchbayes.experiments.settings import TrainedRun
+from torchbayes.experiments.trained_run import TrainedRun
 
 __all__ = ["calibrate"]
 

@@ -18,7 +18,7 @@ from torchbayes.checks.diagnosis import diagnose as diagnosed
 from torchbayes.cli.options import DataDir, Json
 from torchbayes.core.storage import atomic_path, write_text
 from torchbayes.data import make_loader
-from torchbayes.experiments.settings import TrainedRun
+from torchbayes.experiments.trained_run import TrainedRun
 from torchbayes.plots.traces import trace_figure
 from torchbayes.posterior import Samples
 from torchbayes.train.chains import SamplerMethod, prior_called
@@ -98,7 +98,7 @@ def diagnosis_of(run: Path, inputs: int = 200, data_dir: Path | None = None) -> 
         *_some(trained, trained.data.train, _TRAINING),
         prior=prior_called(settings["prior"], settings["prior_precision"]),
         likelihood=trained.likelihood(),
-        train_size=int(trained.config["train_size"]),
+        train_size=trained.data.train_size,
         temperature=settings["temperature"],
     )
     result = diagnosed(

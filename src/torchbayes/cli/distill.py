@@ -17,7 +17,7 @@ from torchbayes.applications.distill import distill as distilled
 from torchbayes.cli.options import DataDir, Json
 from torchbayes.core.storage import write_text
 from torchbayes.data import make_loader
-from torchbayes.experiments.settings import TrainedRun
+from torchbayes.experiments.trained_run import TrainedRun
 from torchbayes.predict.results import ClassPredictive
 
 __all__ = ["distill", "distillation_rows"]

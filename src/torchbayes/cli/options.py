@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import json
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from torchbayes.experiments.settings import Experiment, check_keys, recipe_settings
+from torchbayes.experiments.recipes import recipe_settings
+from torchbayes.experiments.settings import SETTINGS, check_keys
 from torchbayes.train.methods import find_method, method_options
 
 __all__ = ["DataDir", "Json", "Settings", "method_pairs", "settings_from"]
@@ -99,14 +99,12 @@ def settings_from(
     settings = {} if recipe is None else recipe_settings(recipe, cpu=cpu)
     settings |= {key: value for key, value in flags.items() if value is not None}
     others = dict(_split(pair, "--setting") for pair in setting)
-    check_keys(others, {f.name: f for f in dataclasses.fields(Experiment)}, "--setting")
+    check_keys(others, SETTINGS, "--setting")
     settings |= {name: _plain(value) for name, value in others.items()}
     if model_set:
         pairs = dict(_split(pair, "--model-set") for pair in model_set)
         given = {name: _plain(value) for name, value in pairs.items()}
         settings["model_options"] = {**settings.get("model_options", {}), **given}
-    unknown = (
-        settings.keys() - {f.name for f in dataclasses.fields(Experiment)} - {"methods", "rows"}
-    )
+    unknown = settings.keys() - SETTINGS.keys() - {"methods", "rows"}
     assert not unknown, unknown
     return settings

@@ -32,8 +32,12 @@ from torchbayes.evidence import (
 )
 from torchbayes.evidence.pictures import pictures_of
 from torchbayes.experiments.compare import Comparison, recipe_rows
-from torchbayes.experiments.recipes import claims_file, find_recipe, recipe_names
-from torchbayes.experiments.settings import recipe_settings
+from torchbayes.experiments.recipes import (
+    claims_file,
+    find_recipe,
+    recipe_names,
+    recipe_settings,
+)
 from torchbayes.train.run_folder import RunFolder, read_toml
 
 __all__ = ["app"]

@@ -16,7 +16,10 @@ from torchbayes.core import distributed
 from torchbayes.core.storage import atomic_path
 from torchbayes.data import Split, read_image
 from torchbayes.data.transform import Normalise
-from torchbayes.experiments.settings import Experiment, TrainedRun
+from torchbayes.experiments.evaluation import evaluate as evaluated
+from torchbayes.experiments.settings import Experiment
+from torchbayes.experiments.trained_run import TrainedRun
+from torchbayes.experiments.training import train_experiment
 from torchbayes.plots.toy import regression_figure
 from torchbayes.predict.results import ClassPredictive
 from torchbayes.train.tracking import TensorBoard
@@ -126,7 +129,8 @@ def train(
     with distributed.process_group():
         loaded = experiment.load_data(data_dir)
         tracked = tensorboard and distributed.rank() == 0
-        experiment.train(
+        train_experiment(
+            experiment,
             folder,
             data=loaded,
             resume=resume,
@@ -134,8 +138,8 @@ def train(
             logger=TensorBoard(folder / "tensorboard") if tracked else None,
         )
         if distributed.rank() == 0:
-            trained = TrainedRun(folder, data_dir)
-            _show(folder, trained.evaluate(), as_json)
+            trained = TrainedRun(folder, data_dir, experiment=experiment, data=loaded)
+            _show(folder, evaluated(trained), as_json)
             _picture(trained, as_json)
 
 
@@ -208,7 +212,7 @@ def evaluate(
 ) -> None:
     """Score a finished run on its test set and on out-of-distribution inputs."""
     trained = TrainedRun(run, data_dir)
-    _show(run, trained.evaluate(samples, last=last, corruptions=corruptions), as_json)
+    _show(run, evaluated(trained, samples, last=last, corruptions=corruptions), as_json)
     _picture(trained, as_json)
 
 

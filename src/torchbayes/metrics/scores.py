@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from torchbayes.metrics import _inputs
-from torchbayes.metrics.calibration import binned, largest_gap, mean_gap
+from torchbayes.metrics.calibration import binned, ece, largest_gap, mean_gap
 from torchbayes.metrics.classification import accuracy, brier, confidence, correct, entropy, nll
 from torchbayes.metrics.detection import auroc, fpr95
 from torchbayes.metrics.regression import (
@@ -88,6 +88,15 @@ def classification_scores(
     table["auroc_ood_confidence"] = auroc(-sure, -confidence(ood_probs))
     table["fpr95_ood"] = fpr95(doubt, ood_doubt)
     return table
+
+
+def probability_scores(probs: Tensor, targets: Tensor) -> dict[str, float]:
+    """The scores that damaged images and recalibration are judged by: accuracy, NLL and ECE."""
+    return {
+        "accuracy": accuracy(probs, targets),
+        "nll": nll(probs, targets),
+        "ece": ece(probs, targets),
+    }
 
 
 def regression_scores(means: Tensor, stds: Tensor, targets: Tensor) -> dict[str, float]:

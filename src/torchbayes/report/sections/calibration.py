@@ -8,7 +8,7 @@ import numpy as np
 from markupsafe import Markup
 
 from torchbayes import metrics
-from torchbayes.experiments.predictions_file import Predictions
+from torchbayes.experiments.saved_predictions import Predictions
 from torchbayes.report.fragment import Section, render
 from torchbayes.report.results import MethodResult, Results
 from torchbayes.report.svg import Array, Axis, Panel, colour, linear_ticks, marker

@@ -212,7 +212,7 @@ def test_misspelt_recipe_keys_are_named(run, tmp_path: Path) -> None:
     recipe = tmp_path / "r.toml"
     for text, message in {
         'dat = "digits"': "did you mean 'data'",
-        "epochs = 'three'": "expected a int",
+        "epochs = 'three'": "expected a value such as 30",
         "[cpu]\nepoch = 3": "did you mean 'epochs'",
         "epochs = ": "not valid TOML",
     }.items():

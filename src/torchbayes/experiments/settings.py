@@ -103,7 +103,7 @@ class Experiment:
                 value = tuple(value)
             if type(value) is not type(default):
                 raise ValueError(
-                    f"{where}: {key} is {value!r}, expected a {type(default).__name__} such as {default!r}"
+                    f"{where}: {key} is {value!r}, expected a value such as {default!r}"
                 )
             if key == "schedule":
                 course["name"] = value

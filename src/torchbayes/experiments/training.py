@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -111,20 +112,21 @@ def _threads_for(make: Callable[[], nn.Module], batch_size: int) -> Iterator[Non
 
 
 def _warm_up(experiment: Experiment, data: DataSet, model: nn.Module) -> None:
-    """Take two updates of a network that is thrown away, one of Adam and one of a sampler.
+    """Train a network that is thrown away for one update, and take one of a sampler's steps.
 
-    What torch and the compiled loops import and set up at their first update is no cost of the method
-    that happens to come first.
+    What a process imports and sets up at its first update, for its first checkpoint and for the compiled
+    loops (10 to 100 MB) is no cost of the method that happens to come first.
     """
     size = math.ceil(experiment.batch_size / experiment.accumulate)
-    device = next(model.parameters()).device
-    targets = torch.as_tensor(data.train.targets)[:size].to(device)
-    inputs = torch.zeros(len(targets), *data.shape, device=device)
-    likelihood = experiment.likelihood(data).to(device)
-    for optimizer in (torch.optim.Adam(model.parameters()), SGLD(model, train_size=1)):
-        optimizer.zero_grad()
-        likelihood.loss(model(inputs), targets).backward()
-        optimizer.step()
+    few = data.train.subset(torch.arange(min(size, data.train_size)))
+    loader = make_loader(data, few, size, shuffle=True, augment=experiment.augment)
+    likelihood = experiment.likelihood(data)
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            fit(model, loader, epochs=1, likelihood=likelihood, folder=folder, progress=False)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt("stopped before the first update") from None
+    SGLD(model, train_size=size).step()  # with the gradients that are there
 
 
 def _note_peak(folder: Path, peak: int) -> None:

@@ -52,7 +52,7 @@ from torchbayes.posterior import (
     load,
     snapshot,
 )
-from torchbayes.posthoc import conformal_sets, decide, temperature_scaling
+from torchbayes.posthoc import abstain, conformal_sets, temperature_scaling
 from torchbayes.predict.batchnorm import recalibrate_batchnorm
 from torchbayes.predict.predictive import predictive
 from torchbayes.predict.results import ClassPredictive, Predictive, RegressionPredictive
@@ -132,10 +132,10 @@ __all__ = [
     "UnitDirectionPrior",
     "Weights",
     "__version__",
+    "abstain",
     "branching",
     "compare_to_nuts",
     "conformal_sets",
-    "decide",
     "distill",
     "fit",
     "flipout",

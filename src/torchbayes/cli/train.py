@@ -20,7 +20,7 @@ from torchbayes.experiments.evaluation import evaluate as evaluated
 from torchbayes.experiments.settings import Experiment
 from torchbayes.experiments.trained_run import TrainedRun
 from torchbayes.experiments.training import train_experiment
-from torchbayes.plots.toy import regression_figure
+from torchbayes.plots.curve import regression_figure
 from torchbayes.predict.results import ClassPredictive
 from torchbayes.train.tracking import TensorBoard
 

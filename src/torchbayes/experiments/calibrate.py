@@ -26,8 +26,8 @@ from torch import Tensor
 from torchbayes.experiments.evaluation import finite, write_json
 from torchbayes.experiments.trained_run import TrainedRun
 from torchbayes.metrics.scores import probability_scores
+from torchbayes.posthoc.abstain import abstain
 from torchbayes.posthoc.conformal import conformal_sets
-from torchbayes.posthoc.decide import decide
 from torchbayes.posthoc.temperature import temperature_scaling
 from torchbayes.predict.results import ClassPredictive
 
@@ -102,7 +102,7 @@ def calibration_figures(
         )
     abstention: list[dict[str, Any]] = []
     for target in risks:
-        answer = decide(fitted, fitted_labels, target, _PROBABILITY)
+        answer = abstain(fitted, fitted_labels, target, _PROBABILITY)
         answered = answer(scored)
         abstention.append(
             {

@@ -26,7 +26,7 @@ from torchbayes.experiments.robustness import corruption_scores
 from torchbayes.experiments.saved_predictions import Predictions, RegressionPredictions
 from torchbayes.experiments.trained_run import TrainedRun
 from torchbayes.predict.results import ClassPredictive, RegressionPredictive
-from torchbayes.predict.running import Growing, GrowingPredictive
+from torchbayes.predict.running import RunningCategorical, RunningPredictive
 
 __all__ = ["evaluate", "finite", "write_json"]
 
@@ -53,14 +53,14 @@ def evaluate(
     data = run.data
     ood = ood_for(data, run.data_dir) if ood is None else ood
     normalise = Normalise(data.mean, data.std)
-    growing = Growing() if data.classes else None
-    test, targets = run.predict_split(data.test, samples, last=last, likelihood=growing)
+    running = RunningCategorical() if data.classes else None
+    test, targets = run.predict_split(data.test, samples, last=last, likelihood=running)
     other = run.predict(normalise(ood.inputs, torch.Generator()), samples, last=last)
     folder = run.files.path / "last" if last else run.files.path
     folder.mkdir(exist_ok=True)
     predictions: Predictions | RegressionPredictions
     extra: dict[str, float] = {}
-    if isinstance(test, GrowingPredictive):
+    if isinstance(test, RunningPredictive):
         assert isinstance(other, ClassPredictive)
         predictions = Predictions.of(test, targets, other)
         predictions.save(folder / "predictions.npz")
@@ -100,7 +100,7 @@ def _cost(run: TrainedRun, last: bool) -> dict[str, float | None]:
     return cost
 
 
-def _course(test: GrowingPredictive, targets: Tensor) -> list[dict[str, float]]:
+def _course(test: RunningPredictive, targets: Tensor) -> list[dict[str, float]]:
     """The scores of the average over the first 1, 2, 4, … draws."""
     return [
         {

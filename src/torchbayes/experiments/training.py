@@ -26,6 +26,7 @@ from torchbayes.train.tracking import Logger
 __all__ = ["train_experiment"]
 
 _WORTH_THREADS = 5_000_000  # weights × examples per update: LeNet-5 at batch 128 has 8 million
+_warm: set[str] = set()
 
 
 def train_experiment(
@@ -65,8 +66,7 @@ def train_experiment(
         )
         held_out = None if data.validation is None else make_loader(data, data.validation, 512)
         with _threads_for(make, experiment.batch_size):
-            with torch.random.fork_rng():
-                _warm_up(experiment, data, make().to(device))
+            _warm_up(experiment, data, make, device)
             with peak_memory() as peak:
                 run = fit(
                     make,
@@ -111,22 +111,37 @@ def _threads_for(make: Callable[[], nn.Module], batch_size: int) -> Iterator[Non
         torch.set_num_threads(before)
 
 
-def _warm_up(experiment: Experiment, data: DataSet, model: nn.Module) -> None:
+def _warm_up(
+    experiment: Experiment, data: DataSet, make: Callable[[], nn.Module], device: str | None
+) -> None:
     """Train a network that is thrown away for one update, and take one of a sampler's steps.
 
     What a process imports and sets up at its first update, for its first checkpoint and for the compiled
-    loops (10 to 100 MB) is no cost of the method that happens to come first.
+    loops (10 to 100 MB) is no cost of the method that happens to come first. Once for every network and
+    batch size is enough.
     """
+    kind = f"{experiment.network} {experiment.model_options} {data.shape} {experiment.batch_size}"
+    if kind in _warm:
+        return
+    _warm.add(kind)
     size = math.ceil(experiment.batch_size / experiment.accumulate)
     few = data.train.subset(torch.arange(min(size, data.train_size)))
     loader = make_loader(data, few, size, shuffle=True, augment=experiment.augment)
-    likelihood = experiment.likelihood(data)
-    with tempfile.TemporaryDirectory() as folder:
+    with torch.random.fork_rng(), tempfile.TemporaryDirectory() as folder:
+        model = make().to(device)
         try:
-            fit(model, loader, epochs=1, likelihood=likelihood, folder=folder, progress=False)
+            fit(
+                model,
+                loader,
+                epochs=1,
+                likelihood=experiment.likelihood(data),
+                amp=experiment.amp if experiment.amp else None,
+                folder=folder,
+                progress=False,
+            )
         except KeyboardInterrupt:
             raise KeyboardInterrupt("stopped before the first update") from None
-    SGLD(model, train_size=size).step()  # with the gradients that are there
+        SGLD(model, train_size=size).step()  # with the gradients that are there
 
 
 def _note_peak(folder: Path, peak: int) -> None:

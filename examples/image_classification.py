@@ -22,7 +22,7 @@ def main() -> None:
     print(f"right on {right.float().mean():.1%} of {len(right)} test images")
 
     # Answer only where it is safe: at most 5 % wrong answers, promised with probability 95 %.
-    rule = tb.posthoc.decide(held_out, data.validation.targets, risk=0.05)
+    rule = tb.posthoc.abstain(held_out, data.validation.targets, risk=0.05)
     answered = rule(test)
     print(
         f"answers {answered.float().mean():.1%}, right on {right[answered].float().mean():.1%} of them"

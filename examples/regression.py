@@ -13,7 +13,7 @@ import torch
 import torchbayes as tb
 from torchbayes.data.toy import curve_data, toy_curve
 from torchbayes.models import mlp
-from torchbayes.plots.toy import regression_figure
+from torchbayes.plots.curve import regression_figure
 
 
 def main(picture: Path | None) -> None:

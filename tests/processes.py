@@ -26,7 +26,7 @@ from torch.distributed import TCPStore
 PRELOAD = [
     "torchbayes.cli",
     "torchbayes.experiments.compare",
-    "torchbayes.plots.toy",
+    "torchbayes.plots.curve",
     "torchbayes.report",
     "torch._dynamo",
     "torchmetrics.functional.classification",

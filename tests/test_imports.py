@@ -28,7 +28,8 @@ ALLOWED: dict[str, set[str]] = {
     "average": CORE | {"average", "predict", "variational"},
     "variational": CORE | {"variational"},
     "likelihood": {"predict"},
-    "predict": CORE | {"likelihood", "predict"},
+    # metrics are pure functions of tensors: a prediction's density and quantiles are theirs.
+    "predict": CORE | {"likelihood", "metrics", "predict"},
     "posthoc": {"posthoc", "predict"},
     "train": CORE
     | {"train", "optim", "average", "variational", "curvature", "likelihood", "predict", "data"},

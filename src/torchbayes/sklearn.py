@@ -199,16 +199,7 @@ class BayesianRegressor(RegressorMixin, _BayesianEstimator):  # type: ignore[mis
     Targets are standardised for training and predictions put back, so that priors and learning rates suit
     data of any unit.
 
-    Args:
-        model: The network, with one output per target, or a function that makes one; by default as for
-            `BayesianClassifier`.
-        method: A name of `torchbayes.METHODS`.
-        lr: The learning rate; the method's own default if None.
-        epochs: How often to go through the training set.
-        batch_size: The examples per update.
-        samples: The draws to predict with.
-        options: The method's other options.
-        random_state: A seed, a NumPy generator, or None for a new seed at every fit.
+    It takes the arguments of `BayesianClassifier`; a `model` has one output per target.
 
     Attributes:
         run_: The training run, with its posterior (of the network for standardised targets) and history.

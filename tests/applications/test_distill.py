@@ -13,6 +13,7 @@ import torchbayes as tb
 from torchbayes.applications.distill import SoftLabels
 from torchbayes.cli import main
 from torchbayes.experiments.settings import Experiment
+from torchbayes.experiments.training import train_experiment
 
 
 def test_the_loss_is_the_cross_entropy_to_the_teacher() -> None:
@@ -55,7 +56,7 @@ def test_the_command_scores_teacher_and_student(
     shared = {"epochs": 6, "model": "mlp", "model_options": {"hidden": [32]}}
     experiment = Experiment.from_settings({**shared, "method": "sgld"}, "test")
     run = tmp_path / "run"
-    experiment.train(run, data=experiment.load_data(None), progress=False)
+    train_experiment(experiment, run, data=experiment.load_data(None), progress=False)
     command = ["torchbayes", "distill", str(run), "--epochs", "15", "--lr", "0.003", "--json"]
     monkeypatch.setattr("sys.argv", command)
     with pytest.raises(SystemExit) as stopped:

@@ -10,7 +10,9 @@ import torch
 
 from torchbayes import metrics
 from torchbayes.data import make_loader
-from torchbayes.experiments.settings import Experiment, TrainedRun
+from torchbayes.experiments.settings import Experiment
+from torchbayes.experiments.trained_run import TrainedRun
+from torchbayes.experiments.training import train_experiment
 from torchbayes.posterior import Samples
 
 
@@ -29,7 +31,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             examples=64,
         )  # fmt: skip
         data = experiment.load_data(None)
-        experiment.train(folder / name, data=data, progress=False)
+        train_experiment(experiment, folder / name, data=data, progress=False)
     return {name: folder / name for name in settings}
 
 

@@ -19,8 +19,11 @@ from sklearn.metrics import log_loss, roc_auc_score
 import torchbayes as tb
 from torchbayes.cli import app
 from torchbayes.data.transform import Normalise
-from torchbayes.experiments.predictions_file import Predictions
-from torchbayes.experiments.settings import Experiment, TrainedRun
+from torchbayes.experiments.evaluation import evaluate
+from torchbayes.experiments.saved_predictions import Predictions
+from torchbayes.experiments.settings import Experiment
+from torchbayes.experiments.trained_run import TrainedRun
+from torchbayes.experiments.training import train_experiment
 from torchbayes.models import MODELS
 from torchbayes.train.registry import METHODS
 
@@ -37,8 +40,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One small run on digits."""
     folder = tmp_path_factory.mktemp("run")
     experiment = Experiment(epochs=15, model="mlp", model_options={"hidden": [64]})
-    experiment.train(folder, data=experiment.load_data(None), progress=False)
-    TrainedRun(folder).evaluate()
+    train_experiment(experiment, folder, data=experiment.load_data(None), progress=False)
+    evaluate(TrainedRun(folder))
     return folder
 
 
@@ -198,7 +201,7 @@ def test_misspelt_recipe_keys_are_named(run, tmp_path: Path) -> None:
     recipe = tmp_path / "r.toml"
     for text, message in {
         'dat = "digits"': "did you mean 'data'",
-        "epochs = 'three'": "expected a int",
+        "epochs = 'three'": "expected a value such as 30",
         "[cpu]\nepoch = 3": "did you mean 'epochs'",
         "epochs = ": "not valid TOML",
     }.items():
@@ -297,7 +300,7 @@ def test_version_and_help(run) -> None:
     text = run("--help")[1]
     for command in ("train", "compare", "recipes", "verify"):
         assert f" {command} " in text
-    for action in ("list", "show", "run", "results"):
+    for action in ("list", "show", "run"):
         assert f" {action} " in run("recipes", "--help")[1]
 
 

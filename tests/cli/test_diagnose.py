@@ -10,7 +10,9 @@ import torch
 
 from torchbayes.cli import main
 from torchbayes.experiments.diagnose_run import diagnosis_of
-from torchbayes.experiments.settings import Experiment, TrainedRun
+from torchbayes.experiments.settings import Experiment
+from torchbayes.experiments.trained_run import TrainedRun
+from torchbayes.experiments.training import train_experiment
 
 pytest.importorskip("arviz")
 
@@ -18,7 +20,7 @@ pytest.importorskip("arviz")
 def train(folder: Path, **settings: object) -> Path:
     shared = {"epochs": 6, "examples": 200, "model": "mlp", "model_options": {"hidden": [8]}}
     experiment = Experiment.from_settings({**shared, **settings}, "test")
-    experiment.train(folder, data=experiment.load_data(None), progress=False)
+    train_experiment(experiment, folder, data=experiment.load_data(None), progress=False)
     return folder
 
 

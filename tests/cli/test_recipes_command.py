@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from torchbayes.cli import app
 from torchbayes.experiments import recipes
 from torchbayes.experiments.compare import Comparison
-from torchbayes.experiments.predictions_file import Predictions
 from torchbayes.experiments.record import Bins, Record
+from torchbayes.experiments.saved_predictions import Predictions
 from torchbayes.train.registry import METHODS
 
 RECIPE = """

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import torchbayes as tb
-from torchbayes.experiments.settings import TrainedRun
+from torchbayes.experiments.trained_run import TrainedRun
 from torchbayes.train.fit import _Training
 from torchbayes.train.interrupt import StopRequest
 

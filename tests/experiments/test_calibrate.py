@@ -12,7 +12,7 @@ from sklearn.metrics import log_loss
 from typer.testing import CliRunner
 
 from torchbayes.cli import app
-from torchbayes.experiments.predictions_file import Predictions
+from torchbayes.experiments.saved_predictions import Predictions
 
 
 def run(*arguments: str) -> str:

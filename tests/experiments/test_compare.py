@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from torchbayes.data import DataSet, Split, load_data
+from torchbayes.experiments import compare
+from torchbayes.experiments import settings as experiment_settings
 from torchbayes.experiments.compare import Comparison, rows_from
-from torchbayes.experiments.predictions_file import Predictions
-from torchbayes.experiments.settings import Experiment, TrainedRun
+from torchbayes.experiments.evaluation import evaluate
+from torchbayes.experiments.saved_predictions import Predictions
+from torchbayes.experiments.settings import Experiment
+from torchbayes.experiments.trained_run import TrainedRun
+from torchbayes.experiments.training import train_experiment
 from torchbayes.report import load_results, write_report
 from torchbayes.train.progress import NoProgress
+from torchbayes.train.run_folder import RunError, RunFolder
 
 SHARED = {"epochs": 2, "examples": 300, "model": "mlp", "model_options": {"hidden": [16]}}
 TABLES = {
@@ -37,7 +45,7 @@ def test_every_row_has_its_own_settings(out: Path) -> None:
     assert list(table) == list(TABLES)
     assert table["plain"]["settings"] == {"epochs": 1, "options": {"lr": 0.01}}
     assert table["wide"]["parameters"] > table["plain"]["parameters"]
-    config = TrainedRun(out / "runs" / "plain-1").config
+    config = RunFolder(out / "runs" / "plain-1").read_config()
     assert (config["seed"], config["epochs"], config["train_size"]) == (1, 1, 300)
 
 
@@ -65,7 +73,7 @@ def test_the_last_sample_is_scored_alone(out: Path) -> None:
 
 def test_a_posterior_without_samples_has_no_last_one(out: Path) -> None:
     with pytest.raises(ValueError, match="no last sample"):
-        TrainedRun(out / "runs" / "plain-0").evaluate(last=True)
+        evaluate(TrainedRun(out / "runs" / "plain-0"), last=True)
 
 
 @pytest.mark.parametrize(
@@ -79,6 +87,57 @@ def test_a_posterior_without_samples_has_no_last_one(out: Path) -> None:
 def test_bad_rows_are_named(tables: dict[str, dict[str, object]], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         rows_from(tables, SHARED, {}, {})
+
+
+def plan(folder: Path, methods: list[str], **settings: object) -> Comparison:
+    shared = {**SHARED, "epochs": 1, **settings}
+    rows = rows_from({name: {"method": name} for name in methods}, shared, {}, {})
+    return Comparison(Experiment.from_settings(shared, "test"), rows, [0, 1], folder)
+
+
+def test_data_is_loaded_once_and_drawn_anew_for_every_seed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loads: list[str] = []
+    trained: dict[tuple[str, int], set[tuple[float, ...]]] = {}
+    calibrated: dict[tuple[str, int], set[tuple[float, ...]]] = {}
+
+    def rows_of(split: Split) -> set[tuple[float, ...]]:
+        return {tuple(row) for row in split.inputs.flatten(1).tolist()}
+
+    def load(name: str, **options: Any) -> DataSet:
+        loads.append(name)
+        return load_data(name, **options)
+
+    def train(experiment: Experiment, *arguments: Any, data: DataSet, **options: Any) -> Any:
+        trained[experiment.method, experiment.seed] = rows_of(data.train)
+        return train_experiment(experiment, *arguments, data=data, **options)
+
+    def calibrate(run: TrainedRun) -> None:
+        calibrated[run.experiment.method, run.experiment.seed] = rows_of(run.data.validation)
+
+    for module in (compare, experiment_settings):
+        monkeypatch.setattr(module, "load_data", load)
+    monkeypatch.setattr(compare, "train_experiment", train)
+    monkeypatch.setattr(compare, "calibrate", calibrate)
+    plan(tmp_path, ["map", "mle"], validation=0.2).run(lambda *_: NoProgress(), lambda *_: None)
+    assert loads == ["digits"]
+    assert trained["map", 0] == trained["mle", 0] != trained["map", 1]
+    for run, examples in calibrated.items():
+        assert len(examples) > 200
+        assert not examples & trained[run]
+
+
+def test_figures_of_other_settings_are_refused(tmp_path: Path) -> None:
+    plan(tmp_path, ["map"]).run(lambda *_: NoProgress(), lambda *_: None)
+    before = (tmp_path / "results.json").read_text()
+    expected = r"map-0 holds a run with batch_size = 64, not 32: resume it with its own settings or"
+    with pytest.raises(RunError, match=expected):
+        plan(tmp_path, ["map"], batch_size=32).run(lambda *_: NoProgress(), lambda *_: None)
+    assert (tmp_path / "results.json").read_text() == before
+    (tmp_path / "runs" / "map-1" / "config.toml").unlink()
+    with pytest.raises(RunError, match="map-1 is not a run folder"):
+        plan(tmp_path, ["map"]).run(lambda *_: NoProgress(), lambda *_: None)
 
 
 def test_more_examples_than_there_are(out: Path) -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from torchbayes.experiments.compare import rows_from
 from torchbayes.experiments.options import check_spelling
-from torchbayes.experiments.recipes import find_recipe, recipe_folder
-from torchbayes.experiments.settings import Experiment, recipe_settings
+from torchbayes.experiments.recipes import find_recipe, recipe_folder, recipe_settings
+from torchbayes.experiments.settings import Experiment
 from torchbayes.models import MODELS
 from torchbayes.train.registry import METHODS, find_method
 
@@ -38,7 +38,7 @@ def test_atmc_table_one_has_the_papers_settings() -> None:
     for name in ("atmc", "sgnht"):
         experiment = rows[name].experiment
         assert (experiment.network, experiment.method) == ("resnetpp56", name)
-        ends = experiment._schedule().cycle_ends(experiment.epochs, 391)
+        ends = experiment.schedule.cycle_ends(experiment.epochs, 391)
         assert sum(end > experiment.options["burn_in"] * 1000 * 391 for end in ends) == 17
     assert rows["sgd-batchnorm"].experiment.network == "resnet56"
 

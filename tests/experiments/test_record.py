@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from torchbayes.experiments.predictions_file import Predictions
 from torchbayes.experiments.record import Bins, Figure, Record, read_records, record_of
 from torchbayes.experiments.record_table import record_table
+from torchbayes.experiments.saved_predictions import Predictions
 
 RESULTS = {
     "created": "2026-01-02T03:04:05+00:00",

@@ -15,8 +15,10 @@ from typer.testing import CliRunner
 import torchbayes as tb
 from torchbayes.cli import app
 from torchbayes.data import load_data
-from torchbayes.experiments.predictions_file import RegressionPredictions
-from torchbayes.experiments.settings import Experiment, TrainedRun
+from torchbayes.experiments.saved_predictions import RegressionPredictions
+from torchbayes.experiments.settings import Experiment
+from torchbayes.experiments.trained_run import TrainedRun
+from torchbayes.experiments.training import train_experiment
 from torchbayes.likelihood import GaussianNoise
 from torchbayes.report import write_report
 from torchbayes.train.run_folder import RunError
@@ -64,7 +66,7 @@ def test_noise_is_learned_and_comes_back_with_the_run(tmp_path: Path) -> None:
     experiment = Experiment(
         data="bbb-curve", method="map", epochs=30, samples=1, noise_std=0.5, options={"lr": 0.01}
     )
-    run = experiment.train(tmp_path / "run", data=data, progress=False)
+    run = train_experiment(experiment, tmp_path / "run", data=data, progress=False)
     assert isinstance(run.likelihood, GaussianNoise)
     learned = float(run.likelihood.std.detach())
     assert 0.02 < learned < 0.2  # the curve's noise: 0.02 times a slope of 0 to 6.7

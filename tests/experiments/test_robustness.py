@@ -14,8 +14,10 @@ from typer.testing import CliRunner
 from torchbayes.cli import app
 from torchbayes.data import CORRUPTIONS, corrupt, load_data
 from torchbayes.data.transform import Normalise
+from torchbayes.experiments import compare
 from torchbayes.experiments.robustness import corruption_scores
-from torchbayes.experiments.settings import Experiment, TrainedRun
+from torchbayes.experiments.settings import Experiment
+from torchbayes.experiments.trained_run import TrainedRun
 
 
 @pytest.fixture(scope="module")
@@ -88,14 +90,14 @@ def test_evaluate_with_corruptions(comparison: Path) -> None:
 def test_what_there_is_can_be_read_after_ctrl_c(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train = Experiment.train
+    train = compare.train_experiment
 
-    def interrupted(self: Experiment, *arguments: Any, **options: Any) -> Any:
-        if self.method == "mle":
+    def interrupted(experiment: Experiment, *arguments: Any, **options: Any) -> Any:
+        if experiment.method == "mle":
             raise KeyboardInterrupt("stopped by SIGINT")
-        return train(self, *arguments, **options)
+        return train(experiment, *arguments, **options)
 
-    monkeypatch.setattr(Experiment, "train", interrupted)
+    monkeypatch.setattr(compare, "train_experiment", interrupted)
     arguments = ["compare", "--methods", "map,mle", "--epochs", "1", "--no-corruptions"]
     result = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "c")])
     assert result.exit_code != 0

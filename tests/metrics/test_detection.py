@@ -96,7 +96,7 @@ def test_misclassification_agrees_with_scikit_learn(predictions):
     assert metrics.auroc_misclassification(probs, targets) == pytest.approx(
         roc_auc_score(wrong, 1 - probs.max(1).values)
     )
-    assert metrics.auroc_misclassification_entropy(probs, targets) == pytest.approx(
+    assert metrics.auroc_misclassification(probs, targets, by_entropy=True) == pytest.approx(
         roc_auc_score(wrong, entropy)
     )
 
@@ -106,7 +106,7 @@ def test_misclassification_is_nan_if_all_right_or_all_wrong(shift):
     probs = torch.tensor([[0.9, 0.1], [0.2, 0.8]])
     targets = torch.tensor([0 + shift, 1 - shift])
     assert math.isnan(metrics.auroc_misclassification(probs, targets))
-    assert math.isnan(metrics.auroc_misclassification_entropy(probs, targets))
+    assert math.isnan(metrics.auroc_misclassification(probs, targets, by_entropy=True))
 
 
 scores = st.lists(st.one_of(st.integers(-3, 3).map(float), st.floats(-1e9, 1e9)), min_size=1)

@@ -18,7 +18,6 @@ EVERY = [
     metrics.mce,
     metrics.reliability_curve,
     metrics.auroc_misclassification,
-    metrics.auroc_misclassification_entropy,
     metrics.classification_scores,
 ]
 

@@ -37,8 +37,10 @@ def test_values_are_those_of_the_single_metrics(predictions):
     probs, targets = predictions()
     table = metrics.classification_scores(probs, targets)
     for key in BASE:
-        if key not in ("ece_equal_mass", "aurc"):
+        if key not in ("ece_equal_mass", "aurc", "auroc_misclassification_entropy"):
             assert table[key] == getattr(metrics, key)(probs, targets), key
+    by_entropy = metrics.auroc_misclassification(probs, targets, by_entropy=True)
+    assert table["auroc_misclassification_entropy"] == by_entropy
     assert table["ece_equal_mass"] == metrics.ece(probs, targets, equal_mass=True)
     assert table["aurc"] == metrics.aurc(probs.max(1).values, probs.argmax(1) == targets)
 

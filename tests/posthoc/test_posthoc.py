@@ -11,8 +11,8 @@ from scipy import stats
 from torch import Tensor
 
 import torchbayes as tb
+from torchbayes.posthoc.abstain import risk_bound
 from torchbayes.posthoc.conformal import conformal_threshold
-from torchbayes.posthoc.decide import risk_bound
 
 
 def made_up(
@@ -91,7 +91,7 @@ def test_abstention_keeps_the_risk_with_the_probability_promised() -> None:
     broken, coverages = 0, []
     for seed in range(200):
         p, labels = made_up(1000, 100 + seed, scale=6.0)
-        rule = tb.posthoc.decide(p, labels, risk=0.1)
+        rule = tb.posthoc.abstain(p, labels, risk=0.1)
         answered = rule(population)
         broken += int(wrong[answered].double().mean() > 0.1)
         coverages.append(rule.coverage)
@@ -103,7 +103,7 @@ def test_abstention_keeps_the_risk_with_the_probability_promised() -> None:
 
 def test_abstention_answers_nothing_where_nothing_can_be_promised() -> None:
     p, labels = made_up(30, 6)
-    rule = tb.posthoc.decide(p, labels, risk=0.001)
+    rule = tb.posthoc.abstain(p, labels, risk=0.001)
     assert rule.threshold == math.inf
     assert not bool(rule(p).any())
 
@@ -112,7 +112,7 @@ def test_abstention_answers_nothing_where_nothing_can_be_promised() -> None:
     ("call", "match"),
     [
         (lambda p, y: tb.posthoc.conformal_sets(p, y, 1.0), "coverage is 1"),
-        (lambda p, y: tb.posthoc.decide(p, y, risk=0.0), "risk is 0"),
+        (lambda p, y: tb.posthoc.abstain(p, y, risk=0.0), "risk is 0"),
         (lambda p, y: tb.posthoc.temperature_scaling(p, y[:3]), "3,"),
         (lambda p, y: tb.posthoc.temperature_scaling(p, y + 5), "labels of the 5 classes"),
         (lambda p, y: tb.posthoc.conformal_sets(p, y.double()), "labels of the 5 classes"),
@@ -127,4 +127,4 @@ def test_bad_input_is_named(call, match: str) -> None:  # type: ignore[no-untype
 def test_a_regression_is_refused() -> None:
     p = tb.RegressionPredictive(torch.zeros(2, 3, 1), tb.GaussianNoise().distribution)
     with pytest.raises(TypeError, match="RegressionPredictive"):
-        tb.posthoc.decide(p, torch.zeros(3, dtype=torch.int64))  # type: ignore[arg-type]
+        tb.posthoc.abstain(p, torch.zeros(3, dtype=torch.int64))  # type: ignore[arg-type]

@@ -231,7 +231,7 @@ def test_quantiles_of_skewed_and_heavy_tailed_noise() -> None:
 def test_quantiles_that_do_not_exist() -> None:
     p, _, _ = mixture()
     for q in (0.0, 1.0, -0.1, 95.0, float("nan")):
-        with pytest.raises(ValueError, match="expected a probability between 0 and 1"):
+        with pytest.raises(ValueError, match="expected a probability strictly between 0 and 1"):
             p.quantile(q)
     counts = tb.likelihood.Observation(lambda out: Poisson(out.exp())).predictive(
         torch.zeros(2, 3, 1)

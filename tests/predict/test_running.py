@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import torchbayes as tb
-from torchbayes.predict.running import Growing, GrowingPredictive
+from torchbayes.predict.running import RunningCategorical, RunningPredictive
 
 
 def model_and_posterior(width: int) -> tuple[torch.nn.Module, tb.Gaussian]:
@@ -25,8 +25,8 @@ def test_stages_are_the_averages_of_the_first_draws(width: int, samples: int) ->
     model, posterior = model_and_posterior(width)
     inputs = torch.randn(300, 4, generator=torch.Generator().manual_seed(1))
     seed = torch.Generator().manual_seed(2)
-    p = tb.predictive(model, posterior, inputs, samples, Growing(), seed)
-    assert isinstance(p, GrowingPredictive)
+    p = tb.predictive(model, posterior, inputs, samples, RunningCategorical(), seed)
+    assert isinstance(p, RunningPredictive)
     weights = posterior.draws(samples, torch.Generator().manual_seed(2))
     with torch.no_grad():
         each = torch.stack(
@@ -49,6 +49,6 @@ def test_a_finite_posterior_stops_at_its_members() -> None:
     for draw in posterior.draws(3, torch.Generator().manual_seed(0)):
         samples.append(draw)
     loader = [(torch.randn(10, 4), torch.zeros(10)), (torch.randn(4, 4), torch.zeros(4))]
-    p = tb.predictive(model, samples, loader, 32, Growing())
-    assert isinstance(p, GrowingPredictive)
+    p = tb.predictive(model, samples, loader, 32, RunningCategorical())
+    assert isinstance(p, RunningPredictive)
     assert {n: len(probs) for n, probs in p.stages.items()} == {1: 14, 2: 14, 3: 14}

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchbayes.experiments.predictions_file import Predictions
+from torchbayes.experiments.saved_predictions import Predictions
 
 CLASSES = 4
 EXAMPLES = 160

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from torchbayes.experiments.predictions_file import Predictions
+from torchbayes.experiments.saved_predictions import Predictions
 from torchbayes.report import Results, load_results
 from torchbayes.report.sections import notices
 

@@ -35,7 +35,7 @@ def calibrate(
     other half). Writes calibration.json to the run folder.
     """
     from torchbayes.experiments import calibrate as calibrating
-    from torchbayes.experiments.settings import TrainedRun
+    from torchbayes.experiments.trained_run import TrainedRun
 
     expected = "shares such as 0.8,0.9"
     result = calibrating.calibrate(

@@ -6,7 +6,6 @@ answered at once. Options without a value mean the recipe's or the usual setting
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -216,12 +215,13 @@ def settings_from(
     flags: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Read a recipe's settings and put the flags that were given on top."""
-    from torchbayes.experiments.settings import Experiment, check_keys, recipe_settings
+    from torchbayes.experiments.recipes import recipe_settings
+    from torchbayes.experiments.settings import SETTINGS, check_keys
 
     settings = {} if recipe is None else recipe_settings(recipe, cpu=cpu)
     settings |= {key: value for key, value in flags.items() if value is not None}
     others = dict(_split(pair, "--setting") for pair in setting or ())
-    check_keys(others, {f.name: f for f in dataclasses.fields(Experiment)}, "--setting")
+    check_keys(others, SETTINGS, "--setting")
     settings |= {name: _plain(value) for name, value in others.items()}
     pairs = dict(_split(pair, "--model-set") for pair in model_set or ())
     if pairs:

@@ -56,8 +56,7 @@ def show(name: Name, cpu: Cpu = False) -> None:
     from rich.console import Console
     from rich.syntax import Syntax
 
-    from torchbayes.experiments.recipes import find_recipe
-    from torchbayes.experiments.settings import recipe_settings
+    from torchbayes.experiments.recipes import find_recipe, recipe_settings
     from torchbayes.train.run_folder import read_toml
 
     file = find_recipe(name)
@@ -92,10 +91,9 @@ def run(
     from rich.console import Console
     from rich.markdown import Markdown
 
-    from torchbayes.experiments.recipes import find_recipe
+    from torchbayes.experiments.recipes import find_recipe, recipe_settings
     from torchbayes.experiments.record import record_of
     from torchbayes.experiments.record_table import record_table
-    from torchbayes.experiments.settings import recipe_settings
     from torchbayes.train.run_folder import read_toml
 
     file = find_recipe(name)

@@ -13,7 +13,8 @@ from rich.table import Table
 from torchbayes.cli import options as opt
 
 if TYPE_CHECKING:
-    from torchbayes.experiments.settings import Experiment, TrainedRun
+    from torchbayes.experiments.settings import Experiment
+    from torchbayes.experiments.trained_run import TrainedRun
 
 __all__ = ["evaluate", "predict", "train"]
 
@@ -85,7 +86,9 @@ def train(
     train ensemble members side by side. Stop with Ctrl-C at any time and continue with `--resume`.
     """
     from torchbayes.core import distributed
-    from torchbayes.experiments.settings import Experiment, TrainedRun
+    from torchbayes.experiments.settings import Experiment
+    from torchbayes.experiments.trained_run import TrainedRun
+    from torchbayes.experiments.training import train_experiment
     from torchbayes.train.tracking import TensorBoard
 
     flags: dict[str, Any] = {
@@ -104,7 +107,8 @@ def train(
     with distributed.process_group():
         loaded = experiment.load_data(data_dir)
         tracked = tensorboard and distributed.rank() == 0
-        experiment.train(
+        train_experiment(
+            experiment,
             folder,
             data=loaded,
             resume=resume,
@@ -112,7 +116,8 @@ def train(
             logger=TensorBoard(folder / "tensorboard") if tracked else None,
         )
         if distributed.rank() == 0:
-            _score(TrainedRun(folder, data_dir), as_json)
+            trained = TrainedRun(folder, data_dir, experiment=experiment, data=loaded)
+            _score(trained, as_json)
 
 
 def _default_folder(experiment: Experiment) -> Path:
@@ -123,9 +128,10 @@ def _default_folder(experiment: Experiment) -> Path:
 def _score(trained: TrainedRun, as_json: bool, **how: Any) -> None:
     """Score a run, print the scores and draw what can be drawn of it."""
     from torchbayes.data import ood_for
+    from torchbayes.experiments.evaluation import evaluate
 
     folder, ood = trained.files.path, ood_for(trained.data, trained.data_dir)
-    scores = trained.evaluate(ood=ood, **how)
+    scores = evaluate(trained, ood=ood, **how)
     if as_json:
         typer.echo(json.dumps({"run": str(folder), **scores}))
     else:
@@ -147,7 +153,7 @@ def _picture(trained: TrainedRun, quiet: bool) -> None:
     from torchbayes.core.storage import atomic_path
     from torchbayes.data import Split
     from torchbayes.data.transform import Normalise
-    from torchbayes.plots.toy import regression_figure
+    from torchbayes.plots.curve import regression_figure
 
     data = trained.data
     if data.classes or data.shape != (1,) or data.num_targets != 1:
@@ -191,7 +197,7 @@ def evaluate(
     as_json: opt.Json = False,
 ) -> None:
     """Score a finished run on its test set and on out-of-distribution inputs."""
-    from torchbayes.experiments.settings import TrainedRun
+    from torchbayes.experiments.trained_run import TrainedRun
 
     trained = TrainedRun(run, data_dir)
     _score(trained, as_json, samples=samples, last=last, corruptions=corruptions)
@@ -213,7 +219,7 @@ def predict(
 
     from torchbayes.data import read_image
     from torchbayes.data.transform import Normalise
-    from torchbayes.experiments.settings import TrainedRun
+    from torchbayes.experiments.trained_run import TrainedRun
     from torchbayes.predict.results import ClassPredictive
 
     trained = TrainedRun(run, data_dir)

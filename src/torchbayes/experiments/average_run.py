@@ -16,7 +16,7 @@ from torchbayes.average import freeze, parallelizing, widening
 from torchbayes.average.freeze import take_draws
 from torchbayes.core.storage import atomic_path, write_text
 from torchbayes.data import make_loader
-from torchbayes.experiments.settings import TrainedRun
+from torchbayes.experiments.trained_run import TrainedRun
 from torchbayes.plots.diversity import weight_correlations, weight_pair_figure
 from torchbayes.posterior import Gaussian, Generated, Point, Posterior, Samples
 from torchbayes.predict.batchnorm import recalibrate_each

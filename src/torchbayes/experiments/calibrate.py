@@ -17,20 +17,17 @@ scaling: what was fitted to the same examples would spoil the guarantees.
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchbayes import metrics
-from torchbayes.core.storage import write_text
-from torchbayes.data import make_loader
-from torchbayes.experiments.settings import TrainedRun
+from torchbayes.experiments.evaluation import finite, write_json
+from torchbayes.experiments.trained_run import TrainedRun
+from torchbayes.metrics.scores import probability_scores
+from torchbayes.posthoc.abstain import abstain
 from torchbayes.posthoc.conformal import conformal_sets
-from torchbayes.posthoc.decide import decide
 from torchbayes.posthoc.temperature import temperature_scaling
 from torchbayes.predict.results import ClassPredictive
 
@@ -74,7 +71,7 @@ def calibrate(
         )
         names = "half of the test split", "the other half of the test split"
     result = {"fitted_on": names[0], "scored_on": names[1], **table}
-    write_text(run.files.path / "calibration.json", json.dumps(result, indent=2) + "\n")
+    write_json(run.files.path / "calibration.json", result)
     return result
 
 
@@ -97,7 +94,7 @@ def calibration_figures(
         conformal.append(
             {
                 "target": target,
-                "threshold": _finite(rule.threshold),
+                "threshold": finite(rule.threshold),
                 "coverage": float(sets.gather(1, labels.unsqueeze(1)).double().mean()),
                 "mean_size": float(sizes.mean()),
                 "empty": float((sizes == 0).double().mean()),
@@ -105,13 +102,13 @@ def calibration_figures(
         )
     abstention: list[dict[str, Any]] = []
     for target in risks:
-        answer = decide(fitted, fitted_labels, target, _PROBABILITY)
+        answer = abstain(fitted, fitted_labels, target, _PROBABILITY)
         answered = answer(scored)
         abstention.append(
             {
                 "target": target,
                 "probability": _PROBABILITY,
-                "threshold": _finite(answer.threshold),
+                "threshold": finite(answer.threshold),
                 "coverage": float(answered.double().mean()),
                 "risk": 1 - float(right[answered].double().mean())
                 if bool(answered.any())
@@ -123,37 +120,21 @@ def calibration_figures(
         "scored": len(scored),
         "temperature": {
             "value": scaling.temperature,
-            "before": _scores(scored, labels),
-            "after": _scores(scaling(scored), labels),
+            "before": probability_scores(scored.probs, labels),
+            "after": probability_scores(scaling(scored).probs, labels),
         },
         "conformal": conformal,
         "abstention": abstention,
     }
 
 
-def _scores(predictive: ClassPredictive, labels: Tensor) -> dict[str, float]:
-    probs = predictive.probs
-    return {
-        "accuracy": metrics.accuracy(probs, labels),
-        "nll": metrics.nll(probs, labels),
-        "ece": metrics.ece(probs, labels),
-    }
-
-
 def _predictions(
     run: TrainedRun, split: Any, samples: int | None
 ) -> tuple[ClassPredictive, Tensor]:
-    loader = make_loader(run.data, split, 1000)
-    labels = torch.cat([batch[1] for batch in loader.batches(0)])
-    predictive = run.predict(loader, samples)
+    predictive, labels = run.predict_split(split, samples)
     assert isinstance(predictive, ClassPredictive)
     return predictive, labels
 
 
 def _rows(predictive: ClassPredictive, index: Tensor) -> ClassPredictive:
     return ClassPredictive(predictive.probs[index], predictive.aleatoric[index], predictive.draws)
-
-
-def _finite(value: float) -> float | None:
-    """JSON has no infinity: a threshold that nothing reaches is null."""
-    return value if math.isfinite(value) else None

@@ -25,10 +25,13 @@ from typing import Any
 import numpy as np
 
 from torchbayes._version import __version__
-from torchbayes.core.storage import atomic_path, write_text
-from torchbayes.data import DataSet, OutOfDistribution, Split, ood_for
+from torchbayes.core.storage import atomic_path
+from torchbayes.data import DataSet, OutOfDistribution, Split, load_data, ood_for
 from torchbayes.experiments.calibrate import calibrate
-from torchbayes.experiments.settings import Experiment, TrainedRun
+from torchbayes.experiments.evaluation import evaluate, write_json
+from torchbayes.experiments.settings import Experiment
+from torchbayes.experiments.trained_run import TrainedRun
+from torchbayes.experiments.training import train_experiment
 from torchbayes.train.failures import TrainingError
 from torchbayes.train.progress import Progress
 from torchbayes.train.registry import METHODS
@@ -115,11 +118,22 @@ def recipe_rows(settings: Mapping[str, Any]) -> tuple[Experiment, list[Row]]:
 
 @dataclass(frozen=True)
 class Job:
-    """One run of a comparison, or the last sample of one."""
+    """One run of a comparison, or the last sample of one.
+
+    Attributes:
+        row: The row of the table that it is part of.
+        experiment: The settings, with a seed of its own.
+        folder: Where its scores are.
+    """
 
     row: Row
     experiment: Experiment
     folder: Path
+
+    @property
+    def run_folder(self) -> Path:
+        """Where the run is; for the last sample of one, that of the whole run."""
+        return self.folder if self.row.last_of is None else self.folder.parent
 
     @property
     def scores(self) -> dict[str, Any] | None:
@@ -184,30 +198,45 @@ class Comparison:
             The path of results.json.
         """
         RunFolder(self.out).prepare()
-        data = self.base.load_data(self.data_dir)
-        ood = ood_for(data, self.data_dir)
-        self._save_images(data, ood)
+        self._check_finished()
+        # Loaded once: what depends on a run's seed is which of the examples it trains on.
+        whole = load_data(self.base.data, data_dir=self.data_dir)
+        ood = ood_for(whole, self.data_dir)
+        self._save_images(whole, ood)
         for number, job in enumerate(self.jobs):
             scores = job.scores
             if scores is None or self._lacks_corruptions(job):
                 try:
                     if job.row.last_of is None:
-                        shown = progress(number, job)
-                        job.experiment.train(job.folder, data=data, resume=True, progress=shown)
-                        trained = TrainedRun(job.folder, self.data_dir)
-                        scores = trained.evaluate(ood=ood, corruptions=self.corruptions)
-                        if data.classes:
-                            calibrate(trained)
-                    else:
-                        whole = TrainedRun(job.folder.parent, self.data_dir)
-                        scores = whole.evaluate(ood=ood, last=True, corruptions=self.corruptions)
+                        self._train(job, whole, progress(number, job))
+                    scores = self._score(job, whole, ood)
                 except (TrainingError, ValueError, TypeError, RuntimeError, MemoryError) as error:
                     self.failed[job.row.name] = str(error) or type(error).__name__
-                    self._write(data, ood)
+                    self._write(whole, ood)
                     continue
             finished(job, scores)
-            self._write(data, ood)
+            self._write(whole, ood)
         return self.out / "results.json"
+
+    def _check_finished(self) -> None:
+        """Raise a `RunError` if a run that is there already has other settings than its job."""
+        for job in self.jobs:
+            there = RunFolder(job.run_folder)
+            if there.config_file.exists() or job.scores is not None:
+                # A config.toml also holds what is not a setting, such as the training set's size.
+                there.check_config({**there.read_config(), **job.experiment.settings()})
+
+    def _train(self, job: Job, whole: DataSet, progress: Progress) -> None:
+        data = job.experiment.split(whole)
+        train_experiment(job.experiment, job.folder, data=data, resume=True, progress=progress)
+
+    def _score(self, job: Job, whole: DataSet, ood: OutOfDistribution) -> dict[str, Any]:
+        data, last = job.experiment.split(whole), job.row.last_of is not None
+        run = TrainedRun(job.run_folder, self.data_dir, experiment=job.experiment, data=data)
+        scores = evaluate(run, ood=ood, last=last, corruptions=self.corruptions)
+        if data.classes and not last:
+            calibrate(run)
+        return scores
 
     def _lacks_corruptions(self, job: Job) -> bool:
         return self.corruptions and not (job.folder / "corruptions.json").exists()
@@ -220,7 +249,7 @@ class Comparison:
                 runs = methods.setdefault(job.row.name, [])
                 folder = job.folder.relative_to(self.out).as_posix()
                 runs.append({"seed": job.experiment.seed, "folder": folder, **scores})
-        shared = dataclasses.asdict(self.base)
+        shared = self.base.settings()
         shared.pop("method")
         if self.command is not None:
             shared["command"] = self.command
@@ -236,13 +265,12 @@ class Comparison:
             "methods": {name: self._summary(name, runs) for name, runs in methods.items()},
             "failed": self.failed,
         }
-        write_text(self.out / "results.json", json.dumps(results, indent=2) + "\n")
+        write_json(self.out / "results.json", results)
 
     def _summary(self, name: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
         row = next(job.row for job in self.jobs if job.row.name == name)
         method = METHODS[row.experiment.method]
-        shared = dataclasses.asdict(self.base)
-        own = dataclasses.asdict(row.experiment)
+        shared, own = self.base.settings(), row.experiment.settings()
         about = {
             "summary": method.summary
             if row.last_of is None

@@ -54,10 +54,6 @@ def _start() -> int | None:
     """Give back what is free, reset the high-water mark, and read the memory in use."""
     if not sys.platform.startswith("linux"):
         return None
-    # What torch imports and sets up at its first step, some 80 MB, is no cost of the first run.
-    weight = torch.zeros(1, requires_grad=True)
-    weight.sum().backward()
-    torch.optim.Adam([weight]).step()
     gc.collect()
     # Another C library may hold back freed memory: that makes the figure a little smaller.
     with suppress(OSError, AttributeError):

@@ -14,7 +14,7 @@ from torchbayes.checks.diagnosis import Quantity, diagnose, log_posterior
 from torchbayes.core.storage import atomic_path, write_text
 from torchbayes.data import make_loader
 from torchbayes.experiments.options import translated
-from torchbayes.experiments.settings import TrainedRun
+from torchbayes.experiments.trained_run import TrainedRun
 from torchbayes.plots.traces import trace_figure
 from torchbayes.posterior import Samples
 from torchbayes.prior import as_prior
@@ -45,7 +45,7 @@ def diagnosis_of(run: Path, inputs: int = 200, data_dir: Path | None = None) -> 
         *_some(trained, trained.data.train, _TRAINING),
         prior=as_prior(settings["prior"]),
         likelihood=trained.likelihood(),
-        train_size=int(trained.config["train_size"]),
+        train_size=trained.data.train_size,
         temperature=settings["temperature"],
     )
     result = diagnose(

@@ -13,7 +13,7 @@ from torchbayes import metrics
 from torchbayes.applications.distill import distill
 from torchbayes.core.storage import write_text
 from torchbayes.data import make_loader
-from torchbayes.experiments.settings import TrainedRun
+from torchbayes.experiments.trained_run import TrainedRun
 from torchbayes.predict.results import ClassPredictive
 
 __all__ = ["distillation_rows"]

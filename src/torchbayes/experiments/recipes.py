@@ -1,10 +1,17 @@
-"""Where the recipes are: TOML files that carry every setting of an experiment."""
+"""Recipes: TOML files that carry every setting of an experiment."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-__all__ = ["find_recipe", "recipe_folder", "recipe_names"]
+from torchbayes.experiments.settings import SETTINGS, check_keys
+from torchbayes.train.run_folder import read_toml
+
+__all__ = ["find_recipe", "recipe_folder", "recipe_names", "recipe_settings"]
+
+_FOR_COMPARE = ("methods", "rows")
+_FOR_READERS = ("title", "paper", "note", "reported", "after", "continual")
 
 
 def recipe_folder() -> Path:
@@ -31,3 +38,27 @@ def find_recipe(name: str) -> Path:
             f"there is no recipe {name!r}: choose one of {', '.join(recipe_names()) or '(none installed)'}"
         )
     return recipe_folder() / f"{name}.toml"
+
+
+def recipe_settings(path: Path, *, cpu: bool = False) -> dict[str, Any]:
+    """The settings of a recipe: its top-level keys, with those of its [cpu] table on top if asked for.
+
+    `title`, `paper` and the [reported] table are for readers, [methods] and [rows] for `compare`.
+    """
+    table = read_toml(path)
+    check_keys(table, [*SETTINGS, *_FOR_READERS, *_FOR_COMPARE, "cpu"], str(path))
+    overrides = table.pop("cpu", {})
+    check_keys(overrides, [*SETTINGS, *_FOR_COMPARE], f"{path}, [cpu]")
+    if cpu:
+        table = _merged(table, overrides)
+    return {key: value for key, value in table.items() if key not in _FOR_READERS}
+
+
+def _merged(table: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """`table` with the values of `over`, tables inside it merged likewise."""
+    result = dict(table)
+    for key, value in over.items():
+        below = result.get(key)
+        both = isinstance(below, dict) and isinstance(value, dict)
+        result[key] = _merged(below, value) if both else value  # type: ignore[arg-type]
+    return result

@@ -17,7 +17,7 @@ import torch
 from torchbayes import metrics
 from torchbayes._version import __version__
 from torchbayes.core.storage import write_text
-from torchbayes.experiments.predictions_file import Predictions
+from torchbayes.experiments.saved_predictions import Predictions
 from torchbayes.train.run_folder import RunFolder
 
 __all__ = ["Bins", "Figure", "Record", "provenance", "read_records", "record_of"]

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchbayes import metrics
 from torchbayes.data import CORRUPTIONS, DataSet, Split, corrupt
 from torchbayes.data.corruptions import CORRUPTION_NOTE, SEVERITIES
 from torchbayes.data.images import read_images
 from torchbayes.data.transform import Normalise
+from torchbayes.metrics.scores import probability_scores
 from torchbayes.predict.results import Predictive
 
 __all__ = ["corruption_scores"]
@@ -51,19 +51,13 @@ def corruption_scores(
 
     result = predict(batches())
     probs: Tensor = result.probs  # type: ignore[attr-defined]
-    clean, *damaged = (_scores(part, targets) for part in probs.cpu().split(len(targets)))
+    clean, *damaged = (
+        probability_scores(part, targets) for part in probs.cpu().split(len(targets))
+    )
     kinds: dict[str, list[dict[str, float]]] = {kind: [] for kind in CORRUPTIONS}
     for (kind, severity), scores in zip(sets, damaged, strict=True):
         kinds[kind].append({"severity": severity, **scores})
     return {"note": CORRUPTION_NOTE, "examples": len(targets), "clean": clean, "kinds": kinds}
-
-
-def _scores(probs: Tensor, targets: Tensor) -> dict[str, float]:
-    return {
-        "accuracy": metrics.accuracy(probs, targets),
-        "nll": metrics.nll(probs, targets),
-        "ece": metrics.ece(probs, targets),
-    }
 
 
 def _images(data: DataSet, examples: int) -> tuple[Tensor, Tensor]:

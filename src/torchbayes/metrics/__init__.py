@@ -1,14 +1,14 @@
 """Scores of predictions: pure functions of tensors that know nothing of how a prediction was made.
 
-Classification takes averaged probabilities ``probs`` (N, C) and integer labels ``targets`` (N,);
+Classification takes averaged probabilities `probs` (N, C) and integer labels `targets` (N,);
 detection and selective prediction take one score an example; regression takes the means and
 standard deviations of an equal-weight mixture of Gaussians, one component a posterior draw, along
 dimension 0.
 
 Every score is computed on the CPU in float64, whatever the dtype and device of its inputs, so that
-one set of predictions has one figure on every machine; scalars come back as ``float``. A value that
+one set of predictions has one figure on every machine; scalars come back as `float`. A value that
 is undefined, such as the AUROC of misclassification of a model without errors, is NaN and no
-warning is raised. Bad input is a ``ValueError`` or ``TypeError`` of one sentence.
+warning is raised. Bad input is a `ValueError` or `TypeError` of one sentence.
 
 Accuracy and RMSE come from torchmetrics. Its calibration error is not used because it puts a
 confidence of exactly 1 into a bin of its own; its ROC family because it squashes scores outside [0,
@@ -23,7 +23,6 @@ from torchbayes.metrics.detection import (
     aupr,
     auroc,
     auroc_misclassification,
-    auroc_misclassification_entropy,
     fpr95,
     roc_curve,
 )
@@ -49,7 +48,6 @@ __all__ = [
     "aurc",
     "auroc",
     "auroc_misclassification",
-    "auroc_misclassification_entropy",
     "brier",
     "classification_scores",
     "double_fault",

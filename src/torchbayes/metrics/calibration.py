@@ -19,13 +19,13 @@ from torchbayes.metrics.classification import confidence, correct
 
 @dataclass(frozen=True, eq=False)
 class ReliabilityCurve:
-    """Confidence against accuracy in B bins, all float64 but ``count``.
+    """Confidence against accuracy in B bins, all float64 but `count`.
 
     Attributes:
         confidence: Mean confidence in each bin (B,), NaN in an empty one.
         accuracy: Accuracy in each bin (B,), NaN in an empty one.
         count: Examples in each bin (B,), int64.
-        edges: Ascending bin edges (B + 1,) from 0 to 1, in the precision of ``probs``.
+        edges: Ascending bin edges (B + 1,) from 0 to 1, in the precision of `probs`.
     """
 
     confidence: Tensor
@@ -77,11 +77,7 @@ def ece(probs: Tensor, targets: Tensor, bins: int = 15, equal_mass: bool = False
 def mce(probs: Tensor, targets: Tensor, bins: int = 15, equal_mass: bool = False) -> float:
     """Maximum calibration error: the largest |accuracy - confidence| of a bin that is not empty.
 
-    Args:
-        probs: Class probabilities (N, C).
-        targets: Integer labels (N,).
-        bins: Number of bins.
-        equal_mass: Bins of equal count instead of equal width.
+    Takes what `ece` takes.
 
     Example:
         >>> import torch
@@ -93,9 +89,9 @@ def mce(probs: Tensor, targets: Tensor, bins: int = 15, equal_mass: bool = False
 
 
 def binned(probs: Tensor, hit: Tensor, bins: int, equal_mass: bool) -> ReliabilityCurve:
-    """Return the curve of checked ``probs`` (N, C) whose predictions are right where ``hit`` (N,)."""
+    """Return the curve of checked `probs` (N, C) whose predictions are right where `hit` (N,)."""
     if bins < 1:
-        raise ValueError(f"bins is {bins}, expected at least 1: use 15 for the usual score.")
+        raise ValueError(f"bins is {bins}, expected at least 1: use 15 for the usual score")
     level = confidence(probs)
     # Edges rounded like the confidences, so that one stored as float32(0.8) still is in (0.7, 0.8].
     edges = (torch.arange(bins + 1, dtype=torch.float64) / bins).to(probs.dtype).double()

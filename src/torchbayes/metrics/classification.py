@@ -1,8 +1,10 @@
 """Accuracy, negative log-likelihood and Brier score of class probabilities.
 
-`correct`, `confidence` and `entropy` are for the other files of this package: they take input that
-`_inputs` has checked, so that a table of scores need not check it many times.
+`correct`, `confidence`, `entropy` and `label_log_probs` are for other files of the library: they take input
+that has been checked, so that a table of scores need not check it many times.
 """
+
+import math
 
 import torch
 from torch import Tensor
@@ -24,6 +26,11 @@ def entropy(probs: Tensor) -> Tensor:
     """Return each row's entropy (N,) in nats and float64, with 0 log 0 = 0."""
     terms: Tensor = torch.special.entr(probs.double())
     return terms.sum(dim=1)
+
+
+def label_log_probs(probs: Tensor, targets: Tensor) -> Tensor:
+    """Return the log-probability of each label (N, ...) under probabilities (N, C, ...)."""
+    return probs.gather(1, targets.long().unsqueeze(1)).squeeze(1).log()
 
 
 def accuracy(probs: Tensor, targets: Tensor) -> float:
@@ -50,9 +57,9 @@ def accuracy(probs: Tensor, targets: Tensor) -> float:
 
 
 def top_k_accuracy(probs: Tensor, targets: Tensor, k: int = 5) -> float:
-    """Fraction of rows whose label is among the ``k`` most probable classes.
+    """Fraction of rows whose label is among the `k` most probable classes.
 
-    Among equally probable classes the lower index ranks higher, so ``k=1`` is `accuracy`.
+    Among equally probable classes the lower index ranks higher, so `k=1` is `accuracy`.
 
     Args:
         probs: Class probabilities (N, C).
@@ -69,7 +76,7 @@ def top_k_accuracy(probs: Tensor, targets: Tensor, k: int = 5) -> float:
     classes = probs.shape[1]
     if not 1 <= k <= classes:
         raise ValueError(
-            f"k is {k}, expected 1 to {classes}, the number of classes: choose k in that range."
+            f"k is {k}, expected 1 to {classes}, the number of classes: choose k in that range"
         )
     of_label = probs.gather(1, targets[:, None])
     earlier = torch.arange(classes) < targets[:, None]
@@ -80,10 +87,10 @@ def top_k_accuracy(probs: Tensor, targets: Tensor, k: int = 5) -> float:
 def nll(probs: Tensor, targets: Tensor) -> float:
     """Mean negative log-probability of the labels, in nats.
 
-    With Monte-Carlo averaged ``probs`` this is the loss of the averaged prediction, not the average
+    With Monte-Carlo averaged `probs` this is the loss of the averaged prediction, not the average
     loss of the draws. A label of probability 0 has infinite loss; so that one underflow does not
     erase the score, label probabilities are clamped from below at the smallest normal number of
-    their dtype. Such an example adds 87.3 nats to the sum (708.4 for float64 ``probs``; float16 and
+    their dtype. Such an example adds 87.3 nats to the sum (708.4 for float64 `probs`; float16 and
     bfloat16 use float32's floor), far above the log C of a uniform guess: it stays visible.
 
     Args:
@@ -97,9 +104,9 @@ def nll(probs: Tensor, targets: Tensor) -> float:
     """
     probs, targets = _inputs.labelled(probs, targets)
     wide = torch.float64 if probs.dtype == torch.float64 else torch.float32
-    of_label = probs.gather(1, targets[:, None]).double()
+    floor = math.log(torch.finfo(wide).tiny)
     # Subtracted rather than negated so that a perfect score is 0, not -0.
-    return 0.0 - float(of_label.clamp(min=torch.finfo(wide).tiny).log().mean())
+    return 0.0 - float(label_log_probs(probs.double(), targets).clamp(min=floor).mean())
 
 
 def brier(probs: Tensor, targets: Tensor) -> float:

@@ -3,6 +3,10 @@
 A higher score means "positive": wrong, or out of distribution. Give an uncertainty (entropy, mutual
 information) as it is and a confidence negated. All areas use the full order of the scores: ties
 count one half in `auroc` and enter the curves together. Where a group is empty the result is NaN.
+`aupr`, `fpr95` and `roc_curve` take the arguments of `auroc`.
+
+scikit-learn has these too; here they take infinite scores, are NaN without a warning where they are
+undefined, and `auroc` is exact for any number of scores.
 """
 
 from typing import NamedTuple
@@ -53,10 +57,6 @@ def auroc(scores_negative: Tensor, scores_positive: Tensor) -> float:
 def roc_curve(scores_negative: Tensor, scores_positive: Tensor) -> RocCurve:
     """ROC curve points for plotting; the rates of an empty group are NaN.
 
-    Args:
-        scores_negative: Scores (N,) of the negatives.
-        scores_positive: Scores (M,) of the positives.
-
     Example:
         >>> import torch
         >>> fpr, tpr, thresholds = roc_curve(torch.tensor([0.0, 1.0]), torch.tensor([1.0, 2.0]))
@@ -70,10 +70,6 @@ def roc_curve(scores_negative: Tensor, scores_positive: Tensor) -> RocCurve:
 
 def aupr(scores_negative: Tensor, scores_positive: Tensor) -> float:
     """Area under the precision-recall curve of the positives, as average precision.
-
-    Args:
-        scores_negative: Scores (N,) of the negatives.
-        scores_positive: Scores (M,) of the positives.
 
     Example:
         >>> import torch
@@ -91,10 +87,6 @@ def aupr(scores_negative: Tensor, scores_positive: Tensor) -> float:
 def fpr95(scores_negative: Tensor, scores_positive: Tensor) -> float:
     """False-positive rate at the highest threshold that detects at least 95 % of the positives.
 
-    Args:
-        scores_negative: Scores (N,) of the negatives.
-        scores_positive: Scores (M,) of the positives.
-
     Example:
         >>> import torch
         >>> fpr95(torch.tensor([0.1, 0.4]), torch.tensor([0.3, 0.9]))
@@ -107,12 +99,13 @@ def fpr95(scores_negative: Tensor, scores_positive: Tensor) -> float:
     return float(false[true >= 0.95 * len(positive)][0]) / len(negative)
 
 
-def auroc_misclassification(probs: Tensor, targets: Tensor) -> float:
+def auroc_misclassification(probs: Tensor, targets: Tensor, by_entropy: bool = False) -> float:
     """AUROC of finding wrong predictions by low maximum probability (Hendrycks and Gimpel 2017).
 
     Args:
         probs: Class probabilities (N, C).
         targets: Integer labels (N,).
+        by_entropy: Find them by high entropy instead.
 
     Returns:
         The area, or NaN if all predictions are right or all are wrong.
@@ -124,29 +117,7 @@ def auroc_misclassification(probs: Tensor, targets: Tensor) -> float:
     """
     probs, targets = _inputs.labelled(probs, targets)
     right = correct(probs, targets)
-    doubt = -confidence(probs)
-    return auroc(doubt[right], doubt[~right])
-
-
-def auroc_misclassification_entropy(probs: Tensor, targets: Tensor) -> float:
-    """AUROC of finding wrong predictions by high entropy.
-
-    Args:
-        probs: Class probabilities (N, C).
-        targets: Integer labels (N,).
-
-    Returns:
-        The area, or NaN if all predictions are right or all are wrong.
-
-    Example:
-        >>> import torch
-        >>> probs = torch.tensor([[0.9, 0.1], [0.6, 0.4]])
-        >>> auroc_misclassification_entropy(probs, torch.tensor([0, 0]))
-        nan
-    """
-    probs, targets = _inputs.labelled(probs, targets)
-    right = correct(probs, targets)
-    doubt = entropy(probs)
+    doubt = entropy(probs) if by_entropy else -confidence(probs)
     return auroc(doubt[right], doubt[~right])
 
 

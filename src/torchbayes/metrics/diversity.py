@@ -51,7 +51,7 @@ def double_fault(predictions: Tensor, targets: Tensor) -> float:
     """
     wrong = _wrong(predictions, targets).double()
     if len(wrong) < 2:
-        raise ValueError("double_fault needs the predictions of two networks or more, got one.")
+        raise ValueError("double_fault needs the predictions of two networks or more, got one")
     together = wrong @ wrong.t() / wrong.shape[1]
     pairs = torch.triu_indices(len(wrong), len(wrong), offset=1)
     return float(together[pairs[0], pairs[1]].mean())
@@ -62,8 +62,8 @@ def _wrong(predictions: Tensor, targets: Tensor) -> Tensor:
     if predictions.ndim != 2 or targets.ndim != 1 or predictions.shape[1:] != targets.shape:
         raise ValueError(
             f"predictions has shape {tuple(predictions.shape)} and targets {tuple(targets.shape)}, expected "
-            "(networks, examples) and (examples,)."
+            "(networks, examples) and (examples,)"
         )
     if predictions.numel() == 0:
-        raise ValueError("predictions is empty, expected at least one network and one example.")
+        raise ValueError("predictions is empty, expected at least one network and one example")
     return (predictions != targets).long()

@@ -1,8 +1,8 @@
 r"""Scores of a regression predictive: an equal-weight mixture of Gaussians, one a draw.
 
-``means`` and ``stds`` have the draws along dimension 0, (S, N) or (S, N, D) for ``targets`` (N,) or
-(N, D); ``stds`` may be anything that broadcasts to ``means``, such as one fixed noise level. Scores
-are means over all numbers in ``targets``: several outputs are scored one by one, by their marginal
+`means` and `stds` have the draws along dimension 0, (S, N) or (S, N, D) for `targets` (N,) or
+(N, D); `stds` may be anything that broadcasts to `means`, such as one fixed noise level. Scores
+are means over all numbers in `targets`: several outputs are scored one by one, by their marginal
 distributions.
 
 The continuous ranked probability score is $\int (F(x) - 1\{x \ge y\})^2 dx$. With
@@ -19,13 +19,14 @@ import torch
 from torch import Tensor
 
 from torchbayes.metrics import _inputs
+from torchbayes.metrics.mixture import mixture_log_prob, mixture_quantile
 
 
 def rmse(mean: Tensor, targets: Tensor) -> float:
     """Root of the mean squared error.
 
     Args:
-        mean: Predicted means, of the shape of ``targets``.
+        mean: Predicted means, of the shape of `targets`.
         targets: True values.
 
     Example:
@@ -46,7 +47,7 @@ def gaussian_mixture_nll(means: Tensor, stds: Tensor, targets: Tensor) -> float:
 
     Args:
         means: Component means (S, ...).
-        stds: Component standard deviations, positive, broadcast to ``means``.
+        stds: Component standard deviations, positive, broadcast to `means`.
         targets: True values (...).
 
     Example:
@@ -58,19 +59,18 @@ def gaussian_mixture_nll(means: Tensor, stds: Tensor, targets: Tensor) -> float:
     if bool((stds == 0).any()):
         raise ValueError(
             "stds contains 0, expected positive numbers because the density is infinite there: "
-            "add the observation noise."
+            "add the observation noise"
         )
-    log_density = -0.5 * ((targets - means) / stds).square() - stds.log()
-    constant = math.log(len(means)) + 0.5 * math.log(2 * math.pi)
-    return constant - float(log_density.logsumexp(dim=0).mean())
+    each = torch.distributions.Normal(means, stds, validate_args=False).log_prob(targets)
+    return -float(mixture_log_prob(each).mean())
 
 
 def gaussian_crps(mean: Tensor, std: Tensor, targets: Tensor) -> float:
     """Mean CRPS of one Gaussian an example, in closed form; lower is better.
 
     Args:
-        mean: Predicted means, of the shape of ``targets``.
-        std: Predicted standard deviations, broadcast to ``mean``; 0 scores the absolute error.
+        mean: Predicted means, of the shape of `targets`.
+        std: Predicted standard deviations, broadcast to `mean`; 0 scores the absolute error.
         targets: True values.
 
     Example:
@@ -89,7 +89,7 @@ def gaussian_mixture_crps(means: Tensor, stds: Tensor, targets: Tensor) -> float
 
     Args:
         means: Component means (S, ...).
-        stds: Component standard deviations, broadcast to ``means``; 0 scores the bare means.
+        stds: Component standard deviations, broadcast to `means`; 0 scores the bare means.
         targets: True values (...).
 
     Example:
@@ -111,11 +111,11 @@ def gaussian_mixture_crps(means: Tensor, stds: Tensor, targets: Tensor) -> float
 
 
 def gaussian_mixture_quantile(means: Tensor, stds: Tensor, q: float) -> Tensor:
-    """Quantile of each mixture (...), by bisection between the quantiles of its components.
+    """Quantile of each mixture (...).
 
     Args:
         means: Component means (S, ...).
-        stds: Component standard deviations, broadcast to ``means``.
+        stds: Component standard deviations, broadcast to `means`.
         q: Probability below the result, between 0 and 1.
 
     Example:
@@ -123,25 +123,22 @@ def gaussian_mixture_quantile(means: Tensor, stds: Tensor, q: float) -> Tensor:
         >>> round(float(gaussian_mixture_quantile(torch.zeros(3, 1), torch.ones(3, 1), 0.975)), 4)
         1.96
     """
-    if not 0 < q < 1:
-        raise ValueError(f"q is {q}, expected a probability strictly between 0 and 1.")
     means, stds = _components(means, stds)
-    each: Tensor = means + stds * torch.special.ndtri(torch.tensor(q, dtype=torch.float64))
-    low, high = each.amin(dim=0), each.amax(dim=0)
-    for _ in range(40):
-        middle = (low + high) / 2
-        below: Tensor = torch.special.ndtr(_standardised(middle - means, stds))
-        reached = below.mean(dim=0) >= q
-        low, high = torch.where(reached, low, middle), torch.where(reached, middle, high)
-    return high
+    each = means + stds * torch.special.ndtri(torch.tensor(q, dtype=torch.float64))
+
+    def cdf(values: Tensor) -> Tensor:
+        below: Tensor = torch.special.ndtr(_standardised(values - means, stds))
+        return below
+
+    return mixture_quantile(q, each, cdf)
 
 
 def interval_coverage(lower: Tensor, upper: Tensor, targets: Tensor) -> float:
     """Fraction of targets inside their interval, ends included.
 
     Args:
-        lower: Lower ends, of the shape of ``targets``.
-        upper: Upper ends, of the shape of ``targets``.
+        lower: Lower ends, of the shape of `targets`.
+        upper: Upper ends, of the shape of `targets`.
         targets: True values.
 
     Example:
@@ -160,7 +157,7 @@ def interval_width(lower: Tensor, upper: Tensor) -> float:
 
     Args:
         lower: Lower ends.
-        upper: Upper ends, of the shape of ``lower``.
+        upper: Upper ends, of the shape of `lower`.
 
     Example:
         >>> import torch
@@ -177,16 +174,16 @@ def _components(means: Tensor, stds: Tensor) -> tuple[Tensor, Tensor]:
     if bool((stds < 0).any()):
         raise ValueError(
             f"stds contains the negative value {float(stds.min()):.6g}, expected standard "
-            "deviations: take the square root of variances, the exponential of logarithms."
+            "deviations: take the square root of variances, the exponential of logarithms"
         )
     if means.ndim == 0:
-        raise ValueError("means is a scalar, expected draws along dimension 0: use means[None].")
+        raise ValueError("means is a scalar, expected draws along dimension 0: use means[None]")
     try:
         return means, stds.expand_as(means)
     except RuntimeError:
         raise ValueError(
             f"stds has shape {tuple(stds.shape)}, expected one that broadcasts to that of means, "
-            f"{tuple(means.shape)}: give one standard deviation a mean."
+            f"{tuple(means.shape)}: give one standard deviation a mean"
         ) from None
 
 
@@ -203,7 +200,7 @@ def _interval(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
     lower, upper = _inputs.finite(lower, "lower"), _inputs.finite(upper, "upper")
     _inputs.same_shape(lower, "lower", upper, "upper")
     if bool((lower > upper).any()):
-        raise ValueError("lower exceeds upper somewhere, expected lower <= upper: swap the ends.")
+        raise ValueError("lower exceeds upper somewhere, expected lower <= upper: swap the ends")
     return lower, upper
 
 

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from torchbayes.metrics import _inputs
-from torchbayes.metrics.calibration import binned, largest_gap, mean_gap
+from torchbayes.metrics.calibration import binned, ece, largest_gap, mean_gap
 from torchbayes.metrics.classification import accuracy, brier, confidence, correct, entropy, nll
 from torchbayes.metrics.detection import auroc, fpr95
 from torchbayes.metrics.regression import (
@@ -27,15 +27,15 @@ def classification_scores(
 ) -> dict[str, float]:
     """All scores of a classifier.
 
-    Calibration errors use 15 bins. With ``ood_probs`` come the detection scores: ``auroc_ood`` and
-    ``fpr95_ood`` by entropy, ``auroc_ood_confidence`` by low maximum probability, and
-    ``auroc_ood_mutual_information``, which is NaN without mutual information. NaN is also the AUROC
+    Calibration errors use 15 bins. With `ood_probs` come the detection scores: `auroc_ood` and
+    `fpr95_ood` by entropy, `auroc_ood_confidence` by low maximum probability, and
+    `auroc_ood_mutual_information`, which is NaN without mutual information. NaN is also the AUROC
     of misclassification if all predictions are right or all are wrong.
 
     Args:
         probs: Class probabilities (N, C).
         targets: Integer labels (N,).
-        mutual_information: Epistemic uncertainty (N,) of the inputs; used beside ``ood_probs``.
+        mutual_information: Epistemic uncertainty (N,) of the inputs; used beside `ood_probs`.
         ood_probs: Class probabilities (M, C) of inputs from another distribution.
         ood_mutual_information: Epistemic uncertainty (M,) of those inputs.
 
@@ -65,20 +65,20 @@ def classification_scores(
     if ood_probs is None:
         if ood_mutual_information is not None:
             raise ValueError(
-                "ood_mutual_information is given without ood_probs, expected both: pass ood_probs."
+                "ood_mutual_information is given without ood_probs, expected both: pass ood_probs"
             )
         return table
     ood_probs = _inputs.probabilities(ood_probs, "ood_probs")
     if ood_probs.shape[1] != probs.shape[1]:
         raise ValueError(
             f"ood_probs has {ood_probs.shape[1]} classes, expected the {probs.shape[1]} of probs: "
-            "pass predictions of the same model."
+            "pass predictions of the same model"
         )
     foreign = _per_example(ood_mutual_information, "ood_mutual_information", ood_probs)
     if (known is None) != (foreign is None):
         raise ValueError(
             "only one of mutual_information and ood_mutual_information is given, expected both or "
-            "neither beside ood_probs."
+            "neither beside ood_probs"
         )
     ood_doubt = entropy(ood_probs)
     table["auroc_ood"] = auroc(doubt, ood_doubt)
@@ -90,15 +90,24 @@ def classification_scores(
     return table
 
 
+def probability_scores(probs: Tensor, targets: Tensor) -> dict[str, float]:
+    """The scores that damaged images and recalibration are judged by: accuracy, NLL and ECE."""
+    return {
+        "accuracy": accuracy(probs, targets),
+        "nll": nll(probs, targets),
+        "ece": ece(probs, targets),
+    }
+
+
 def regression_scores(means: Tensor, stds: Tensor, targets: Tensor) -> dict[str, float]:
     """All scores of a regression predictive, an equal-weight mixture of Gaussians over draws.
 
-    ``rmse`` is that of the mixture's mean; ``coverage95`` and ``width95`` are of the central
+    `rmse` is that of the mixture's mean; `coverage95` and `width95` are of the central
     interval between its 2.5 % and 97.5 % quantiles, and likewise for 50 and 90 %.
 
     Args:
         means: Component means (S, ...).
-        stds: Component standard deviations with observation noise, broadcast to ``means``.
+        stds: Component standard deviations with observation noise, broadcast to `means`.
         targets: True values (...).
 
     Example:
@@ -122,13 +131,13 @@ def regression_scores(means: Tensor, stds: Tensor, targets: Tensor) -> dict[str,
 
 
 def _per_example(values: Tensor | None, name: str, probs: Tensor) -> Tensor | None:
-    """Return scores checked to be one for each row of ``probs``."""
+    """Return scores checked to be one for each row of `probs`."""
     if values is None:
         return None
     values = _inputs.scores(values, name)
     if len(values) != len(probs):
         raise ValueError(
             f"{name} has {len(values)} values, expected {len(probs)}, one for each row of "
-            "probabilities."
+            "probabilities"
         )
     return values

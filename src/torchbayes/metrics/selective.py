@@ -43,11 +43,11 @@ def risk_coverage(confidence: Tensor, correct: Tensor) -> RiskCoverage:
     correct = _inputs.scores(correct, "correct")
     _inputs.same_shape(correct, "correct", confidence, "confidence")
     if len(confidence) == 0:
-        raise ValueError("confidence is empty, expected at least one example to score.")
+        raise ValueError("confidence is empty, expected at least one example to score")
     if not bool(((correct == 0) | (correct == 1)).all()):
         raise ValueError(
             "correct holds values other than 0 and 1, expected whether each prediction is right: "
-            "pass predictions == targets."
+            "pass predictions == targets"
         )
     _, tie, size = torch.unique(-confidence, return_inverse=True, return_counts=True)
     errors = torch.bincount(tie, 1 - correct)
@@ -59,9 +59,7 @@ def risk_coverage(confidence: Tensor, correct: Tensor) -> RiskCoverage:
 def aurc(confidence: Tensor, correct: Tensor) -> float:
     """Area under the risk-coverage curve: the mean risk over the N coverages; lower is better.
 
-    Args:
-        confidence: A score (N,) that is higher where the prediction is surer.
-        correct: Whether each prediction is right (N,).
+    Takes what `risk_coverage` takes.
 
     Example:
         >>> import torch
@@ -74,9 +72,7 @@ def aurc(confidence: Tensor, correct: Tensor) -> float:
 def excess_aurc(confidence: Tensor, correct: Tensor) -> float:
     """E-AURC: `aurc` less that of the best order of the same predictions, all right ones first.
 
-    Args:
-        confidence: A score (N,) that is higher where the prediction is surer.
-        correct: Whether each prediction is right (N,).
+    Takes what `risk_coverage` takes.
 
     Example:
         >>> import torch

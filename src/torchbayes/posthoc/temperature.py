@@ -13,7 +13,6 @@ import math
 from dataclasses import dataclass
 
 import torch
-from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from torchbayes.posthoc._labels import checked
@@ -67,6 +66,9 @@ def temperature_scaling(predictive: ClassPredictive, targets: Tensor) -> Tempera
         >>> round(float(scale(sure).confidence[0]), 3)
         0.7
     """
+    # Imported here because SciPy takes half a second, which `import torchbayes` should not.
+    from scipy.optimize import minimize_scalar
+
     probs, labels = checked(predictive, targets)
     log_probs = probs.clamp_min(torch.finfo(torch.float32).tiny).log()
     index = labels.unsqueeze(1)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 from torch.distributions import Distribution
+
+from torchbayes.metrics.classification import label_log_probs
+from torchbayes.metrics.mixture import mixture_log_prob, mixture_quantile
 
 __all__ = ["ClassPredictive", "Predictive", "RegressionPredictive", "like_predictions"]
 
@@ -118,7 +120,7 @@ class ClassPredictive(Predictive):
 
     def log_prob(self, targets: Tensor) -> Tensor:
         """The log-probability of each target class."""
-        return self.probs.gather(1, targets.long().unsqueeze(1)).squeeze(1).log()
+        return label_log_probs(self.probs, targets)
 
     def merge(self, other: Predictive) -> ClassPredictive:
         """The average of both, weighted by their number of draws."""
@@ -210,39 +212,27 @@ class RegressionPredictive(Predictive):
         repeated = like_predictions(targets, shape).expand(self.draws, *shape).flatten(0, 1)
         log_probs = self._by_draw(components.log_prob(repeated))
         joint = log_probs.flatten(2).sum(2) if log_probs.dim() > 2 else log_probs
-        return joint.logsumexp(0) - math.log(self.draws)
+        return mixture_log_prob(joint)
 
-    def quantile(self, q: float, *, tolerance: float = 1e-6) -> Tensor:
+    def quantile(self, q: float) -> Tensor:
         """The value that a new observation stays below with probability `q`.
-
-        Found by bisection of the mixture's distribution function, to `tolerance` standard deviations.
 
         Args:
             q: A probability strictly between 0 and 1.
-            tolerance: The width of the last interval in units of `std`.
         """
-        if not 0 < q < 1:
-            raise ValueError(f"q is {q:g}: expected a probability between 0 and 1, such as 0.95")
         components = self._components
         try:
-            quantile = components.icdf(self.outputs.new_tensor(q))
+            each = self._by_draw(components.icdf(self.outputs.new_tensor(q)))
         except NotImplementedError as error:
             raise TypeError(
                 f"{type(components).__name__} has no quantile function: use mean and std, or sample it"
             ) from error
-        # The mixture's quantile lies between the smallest and the largest of its parts'.
-        per_draw = self._by_draw(quantile)
-        low, high = per_draw.amin(0), per_draw.amax(0)
-        # Heavy tails may have no standard deviation; no float has more than 128 halvings to make.
-        spread = self.std.nan_to_num(0.0, posinf=0.0).clamp_min(1e-30)
-        halvings = torch.log2((high - low) / (tolerance * spread)).ceil().nan_to_num(0.0)
-        count = halvings.clamp(0, 128).max() if len(self) else 0
-        for _ in range(int(count)):
-            middle = 0.5 * (low + high)
-            repeated = middle.expand(self.draws, *middle.shape).flatten(0, 1)
-            below = self._by_draw(components.cdf(repeated)).mean(0) < q
-            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
-        return 0.5 * (low + high)
+
+        def cdf(values: Tensor) -> Tensor:
+            repeated = values.expand(self.draws, *values.shape).flatten(0, 1)
+            return self._by_draw(components.cdf(repeated))
+
+        return mixture_quantile(q, each, cdf)
 
     def merge(self, other: Predictive) -> RegressionPredictive:
         """The mixture of both."""

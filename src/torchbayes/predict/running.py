@@ -1,6 +1,6 @@
 """How good the averaged prediction is after 1, 2, 4, … of its draws, without keeping every draw.
 
-`predictive` merges draws one group after another. A `GrowingPredictive` notes the running average
+`predictive` merges draws one group after another. A `RunningPredictive` notes the running average
 whenever a power of two is passed: log₂(draws) + 1 tables of probabilities instead of one for each draw.
 """
 
@@ -14,10 +14,10 @@ from torch import Tensor
 from torchbayes.likelihood import Categorical
 from torchbayes.predict.results import ClassPredictive, Predictive
 
-__all__ = ["Growing", "GrowingPredictive"]
+__all__ = ["RunningCategorical", "RunningPredictive"]
 
 
-class GrowingPredictive(ClassPredictive):
+class RunningPredictive(ClassPredictive):
     """Class probabilities that remember what they were after fewer draws.
 
     Args:
@@ -44,14 +44,14 @@ class GrowingPredictive(ClassPredictive):
         """The averages over the first 1, 2, 4, … draws and over all of them."""
         return {**self._stages, self.draws: self.probs}
 
-    def merge(self, other: Predictive) -> GrowingPredictive:
+    def merge(self, other: Predictive) -> RunningPredictive:
         """The average of both; `other`'s draws come after these."""
         whole = super().merge(other)
-        assert isinstance(other, GrowingPredictive)
+        assert isinstance(other, RunningPredictive)
         assert other._each is not None
         # Once merged, single draws are not needed again.
         self._each = None
-        return GrowingPredictive(
+        return RunningPredictive(
             whole.probs,
             whole.aleatoric,
             whole.draws,
@@ -59,12 +59,12 @@ class GrowingPredictive(ClassPredictive):
         )
 
     @staticmethod
-    def cat(parts: Sequence[Predictive]) -> GrowingPredictive:
+    def cat(parts: Sequence[Predictive]) -> RunningPredictive:
         """The rows of all parts."""
-        own = [part for part in parts if isinstance(part, GrowingPredictive)]
+        own = [part for part in parts if isinstance(part, RunningPredictive)]
         whole = ClassPredictive.cat(own if len(own) == len(parts) else parts)
         stages = {n: torch.cat([part._stages[n] for part in own]) for n in own[0]._stages}
-        return GrowingPredictive(whole.probs, whole.aleatoric, whole.draws, stages)
+        return RunningPredictive(whole.probs, whole.aleatoric, whole.draws, stages)
 
 
 def _stages(each: Tensor, before: int, average: Tensor | None) -> dict[int, Tensor]:
@@ -78,22 +78,22 @@ def _stages(each: Tensor, before: int, average: Tensor | None) -> dict[int, Tens
     return result
 
 
-class Growing(Categorical):
-    """Class logits whose averaged prediction is a `GrowingPredictive`.
+class RunningCategorical(Categorical):
+    """Class logits whose averaged prediction is a `RunningPredictive`.
 
     Example:
         >>> import torch, torchbayes as tb
         >>> model = torch.nn.Linear(2, 3)
         >>> q = tb.Gaussian(tb.snapshot(model), {"weight": torch.full((3, 2), 0.5)})
-        >>> p = tb.predictive(model, q, torch.randn(5, 2), samples=6, likelihood=Growing())
+        >>> p = tb.predictive(model, q, torch.randn(5, 2), samples=6, likelihood=RunningCategorical())
         >>> list(p.stages)
         [1, 2, 4, 6]
     """
 
-    def predictive(self, outputs: Tensor) -> GrowingPredictive:
+    def predictive(self, outputs: Tensor) -> RunningPredictive:
         """Average probabilities, not logits, and note the average at powers of two."""
         whole = super().predictive(outputs)
         each = outputs.float().softmax(2) if outputs.dtype.itemsize < 4 else outputs.softmax(2)
-        return GrowingPredictive(
+        return RunningPredictive(
             whole.probs, whole.aleatoric, whole.draws, _stages(each, 0, None), each
         )

@@ -9,9 +9,9 @@ import numpy as np
 from markupsafe import Markup
 
 from torchbayes.report.results import MethodResult
-from torchbayes.report.svg import Array, Axis, Panel, colour, element, marker, markup
+from torchbayes.report.svg import Array, Axis, Panel, colour, element, linear_ticks, marker, markup
 
-__all__ = ["Line", "line_chart", "swatch"]
+__all__ = ["Line", "line_chart", "score_axis", "swatch"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,6 +83,23 @@ def line_chart(
         node.set("data-m", str(line.method.index))
         panel.nodes.append(node)
     return panel.draw(name, read_off=True)
+
+
+def score_axis(lines: Sequence[Line], label: str, *, share: bool, from_zero: bool = False) -> Axis:
+    """The vertical axis of a score, a little wider than the lines.
+
+    Args:
+        lines: What it has to hold.
+        label: Its name.
+        share: Whether the score is a share of examples, which ends at 100 %.
+        from_zero: Whether to begin at 0.
+    """
+    values = np.concatenate([line.y for line in lines])
+    room = max(float(np.ptp(values)), 1e-4) * 0.06
+    low = 0.0 if from_zero else float(values.min()) - room
+    high = min(float(values.max()) + room, 1.0 if share else np.inf)
+    tick = (lambda v: f"{100 * v:.4g} %") if share else "{:.3g}".format
+    return Axis(low, high, label, linear_ticks(low, high), tick)
 
 
 def swatch(method: MethodResult) -> Markup:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from torchbayes import metrics
-from torchbayes.experiments.predictions_file import Predictions
+from torchbayes.experiments.saved_predictions import Predictions
 from torchbayes.report.extras import read_extras
 from torchbayes.report.results import Images, MethodResult, Results, Row, RunResult
 from torchbayes.train.run_folder import RunFolder

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy.typing as npt
 
-from torchbayes.experiments.predictions_file import Predictions
+from torchbayes.experiments.saved_predictions import Predictions
 from torchbayes.report.extras import Extras
 
 __all__ = ["Images", "MethodResult", "Results", "Row", "RunResult", "Scored"]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import dataclasses
 import math
 import signal
 import time
@@ -172,7 +171,7 @@ def fit(
             "seed": seed,
             "train_size": loader.num_examples,
             "network": type(made).__name__,
-            **_schedule_settings(schedule),
+            **schedule.settings(),
             "clip_norm": clip_norm,
             "amp": amp,
             "accumulate": accumulate,
@@ -526,11 +525,6 @@ def _plain(option: Any) -> Any:
     if option is None or isinstance(option, (bool, int, float, str, list, tuple)):
         return option
     return getattr(option, "__name__", repr(option))
-
-
-def _schedule_settings(schedule: Schedule) -> dict[str, Any]:
-    settings = dataclasses.asdict(schedule)
-    return {"schedule": settings.pop("name"), **settings}
 
 
 def _check_numbers(

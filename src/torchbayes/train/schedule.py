@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch.optim import Optimizer
 from torch.optim import lr_scheduler as lrs
@@ -67,6 +69,11 @@ class Schedule:
             raise ValueError(
                 f"low is {self.low:g}: expected the share of the rate left at a cycle's end, from 0 to 1"
             )
+
+    def settings(self) -> dict[str, Any]:
+        """The arguments as a run's settings name them: `name` is called `schedule` there."""
+        arguments = dataclasses.asdict(self)
+        return {"schedule": arguments.pop("name"), **arguments}
 
     def cycle_ends(self, epochs: int, steps_per_epoch: int) -> tuple[int, ...]:
         """The numbers of updates after which a cycle of a `cyclic` schedule ends; else none.

@@ -8,7 +8,8 @@ import numpy as np
 from markupsafe import Markup
 
 from torchbayes import metrics
-from torchbayes.experiments.predictions_file import Predictions
+from torchbayes.experiments.saved_predictions import Predictions
+from torchbayes.metrics.calibration import mean_gap
 from torchbayes.report.fragment import Section, render
 from torchbayes.report.results import MethodResult, Results
 from torchbayes.report.svg import Array, Axis, Panel, colour, linear_ticks, marker
@@ -41,17 +42,11 @@ def calibration_section(results: Results) -> Section | None:
     body = render(
         "calibration.html.j2",
         equal_width=[(m, _equal_width(m, p, curve), _histogram(m, curve)) for m, p, curve in wide],
-        equal_mass=[(m, _equal_mass(m, curve, low), _gap(curve)) for m, curve in equal],
+        equal_mass=[(m, _equal_mass(m, curve, low), mean_gap(curve)) for m, curve in equal],
         ranked=sorted(results.scored("ece"), key=lambda scored: scored.value),
         seed_notes={method.name: seed_note(method) for method, _ in results.predicted},
     )
     return Section("calibration", "Confidence", "Can you trust the confidence?", body)
-
-
-def _gap(curve: metrics.ReliabilityCurve) -> float:
-    """The calibration error over the bins of a curve."""
-    gaps = (curve.accuracy - curve.confidence).abs().nan_to_num(nan=0.0)
-    return float(gaps @ curve.count.double()) / int(curve.count.sum())
 
 
 def _tenth(value: float) -> str:
@@ -88,7 +83,7 @@ def _equal_width(
     right = metrics.accuracy(predictions.probs, predictions.targets)
     return panel.draw(
         f"Reliability diagram of {method.name} with 15 bins of equal width: on average "
-        f"{percent(sure)} sure and {percent(right)} right, ECE {fixed(_gap(curve), 4)}."
+        f"{percent(sure)} sure and {percent(right)} right, ECE {fixed(mean_gap(curve), 4)}."
     )
 
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from markupsafe import Markup
 
-from torchbayes.report.charts import Line, line_chart
+from torchbayes.report.charts import Line, line_chart, score_axis
 from torchbayes.report.fragment import Section, render
 from torchbayes.report.results import MethodResult, Results
-from torchbayes.report.svg import Array, Axis, linear_ticks
+from torchbayes.report.svg import Array, Axis
 from torchbayes.report.wording import count, method_name, percent, significant
 
 __all__ = ["draws_section"]
@@ -76,18 +76,12 @@ def _chart(
         )
         for method, course in found
     ]
-    values = np.concatenate([line.y for line in lines])
-    room = max(float(np.ptp(values)), 1e-4) * 0.06
-    low, high = float(values.min()) - room, float(values.max()) + room
-    if key == "accuracy":
-        high = min(high, 1.0)
     last = max(float(line.x[-1]) for line in lines)
     ticks = [float(2**power) for power in range(int(np.log2(last)) + 1)]
-    tick = (lambda v: f"{100 * v:.4g} %") if key == "accuracy" else "{:.3g}".format
     return line_chart(
         lines,
         Axis(1, last, "draws averaged", ticks, "{:g}".format, np.log10),
-        Axis(low, high, label, linear_ticks(low, high), tick),
+        score_axis(lines, label, share=key == "accuracy"),
         f"{label} against the number of draws; {'; '.join(line.hint for line in lines)}.",
         width=500,
     )

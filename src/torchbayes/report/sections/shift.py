@@ -9,11 +9,11 @@ import torch
 from markupsafe import Markup
 
 from torchbayes.data.corruptions import CORRUPTIONS, corrupt
-from torchbayes.report.charts import Line, line_chart
+from torchbayes.report.charts import Line, line_chart, score_axis
 from torchbayes.report.fragment import Section, render
 from torchbayes.report.pictures import data_uri
 from torchbayes.report.results import MethodResult, Results
-from torchbayes.report.svg import Array, Axis, linear_ticks
+from torchbayes.report.svg import Array, Axis
 from torchbayes.report.wording import fixed, percent, significant
 
 __all__ = ["shift_section"]
@@ -87,7 +87,8 @@ def _mean(courses: Sequence[Course]) -> Course:
 
 
 def _chart(found: Sequence[tuple[MethodResult, Course]], key: str, label: str) -> Markup:
-    show = percent if key == "accuracy" else significant
+    share = key == "accuracy"
+    show = percent if share else significant
     lines = [
         Line(
             method,
@@ -98,16 +99,11 @@ def _chart(found: Sequence[tuple[MethodResult, Course]], key: str, label: str) -
         )
         for method, course in found
     ]
-    values = np.concatenate([line.y for line in lines])
-    room = max(float(np.ptp(values)), 1e-3) * 0.06
-    low = float(values.min()) - room if key == "accuracy" else 0.0
-    high = min(float(values.max()) + room, 1.0 if key == "accuracy" else np.inf)
     last = max(float(line.x[-1]) for line in lines)
-    tick = (lambda v: f"{100 * v:.4g} %") if key == "accuracy" else "{:.3g}".format
     return line_chart(
         lines,
         Axis(0, last, "severity", list(range(int(last) + 1)), lambda v: f"{v:g}" if v else "none"),
-        Axis(low, high, label, linear_ticks(low, high), tick),
+        score_axis(lines, label, share=share, from_zero=not share),
         f"{label} against the severity of damage; {'; '.join(line.hint for line in lines)}.",
         width=380,
     )

@@ -13,7 +13,7 @@ from torch import nn
 
 import torchbayes as tb
 from torchbayes.data.toy import curve_data, toy_curve
-from torchbayes.plots.toy import moons_figure, regression_figure
+from torchbayes.plots.curve import regression_figure
 
 
 def render(figure: Figure) -> bytes:
@@ -65,31 +65,10 @@ def test_regression_band_is_the_closed_form() -> None:
     assert render(figure)[:4] == b"\x89PNG"
 
 
-def test_boundary_and_entropy_of_a_linear_network() -> None:
-    """Logits 0 and 3 (x₁ − x₂): the boundary is the diagonal, where the entropy is log 2."""
-    model = nn.Linear(2, 2, bias=False)
-    q = tb.Point({"weight": torch.tensor([[0.0, 0.0], [3.0, -3.0]])})
-    inputs = torch.tensor([[-1.0, 1.0], [1.0, -1.0], [0.0, 1.0], [1.0, 0.0]])
-    figure = moons_figure(model, q, inputs, torch.tensor([0, 1, 0, 1]), points=60)
-    panels = figure.axes[:2]
-    assert [axes.get_title() for axes in panels] == ["probability of class 1", "entropy in nats"]
-    for axes in panels:
-        line = axes.collections[-1].get_paths()[0].vertices
-        assert len(line) > 20
-        np.testing.assert_allclose(line[:, 0], line[:, 1], atol=1e-5)
-        np.testing.assert_allclose(axes.lines[0].get_xydata(), inputs[[0, 2]])
-    assert figure.axes[3].get_ylim() == pytest.approx((0, math.log(2)))
-    assert render(figure)[:4] == b"\x89PNG"
-
-
 def test_refuses_other_shapes() -> None:
     q = tb.Point(tb.snapshot(nn.Linear(2, 3)))
     with pytest.raises(ValueError, match=r"shape \(5, 2\): a curve needs one number"):
         regression_figure(nn.Linear(2, 3), q, torch.zeros(5, 2), torch.zeros(5))
-    with pytest.raises(ValueError, match=r"shape \(5,\): a plane needs two numbers"):
-        moons_figure(nn.Linear(2, 3), q, torch.zeros(5), torch.zeros(5))
-    with pytest.raises(ValueError, match="tells 3 classes apart"):
-        moons_figure(nn.Linear(2, 3), q, torch.randn(5, 2), torch.zeros(5), points=4)
     point = tb.Point(tb.snapshot(nn.Linear(1, 2)))
     x, y, classes = torch.randn(5, 1), torch.zeros(5), tb.Categorical()
     with pytest.raises(ValueError, match="one of classes"):

@@ -14,19 +14,21 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from scipy.special import betaincinv
 from torch import Tensor
 
 from torchbayes.posthoc._labels import checked
 from torchbayes.predict.results import ClassPredictive
 
-__all__ = ["Abstention", "decide", "risk_bound"]
+__all__ = ["Abstention", "abstain", "risk_bound"]
 
 _SHARES = 20
 
 
 def risk_bound(errors: int, answered: int, delta: float) -> float:
     """The error rate that `errors` of `answered` exclude at level δ: Clopper and Pearson's upper bound."""
+    # Imported here because SciPy takes half a second, which `import torchbayes` should not.
+    from scipy.special import betaincinv
+
     if errors >= answered:
         return 1.0
     return float(betaincinv(errors + 1, answered - errors, 1 - delta))
@@ -54,7 +56,7 @@ class Abstention:
         return predictive.confidence.double() > self.threshold
 
 
-def decide(
+def abstain(
     predictive: ClassPredictive, targets: Tensor, risk: float = 0.05, probability: float = 0.95
 ) -> Abstention:
     """Find the lowest threshold on confidence that keeps the error rate of the answers to `risk`.
@@ -72,7 +74,7 @@ def decide(
         >>> sure = torch.linspace(0.5, 1, 1000)
         >>> p = tb.ClassPredictive(torch.stack([sure, 1 - sure], 1), torch.zeros(1000), 1)
         >>> right = sure > 0.75                    # it is wrong wherever it is less sure than 0.75
-        >>> rule = tb.posthoc.decide(p, (~right).long(), risk=0.02)
+        >>> rule = tb.posthoc.abstain(p, (~right).long(), risk=0.02)
         >>> rule.coverage
         0.5
     """

@@ -1,8 +1,7 @@
-"""Posteriors one can look at: a curve with its band, and a plane cut into two classes."""
+"""A regression of one input: the curve with its band."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import numpy as np
@@ -14,9 +13,9 @@ from torchbayes.likelihood import GaussianNoise, Likelihood
 from torchbayes.plots.figure import COLOURS, INK, axes_row
 from torchbayes.posterior import Posterior
 from torchbayes.predict.predictive import predictive
-from torchbayes.predict.results import ClassPredictive, RegressionPredictive
+from torchbayes.predict.results import RegressionPredictive
 
-__all__ = ["moons_figure", "regression_figure"]
+__all__ = ["regression_figure"]
 
 
 def regression_figure(
@@ -89,76 +88,3 @@ def regression_figure(
 
 def _column(values: Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
     return values.detach().cpu().double().reshape(-1).numpy()
-
-
-def moons_figure(
-    model: nn.Module,
-    posterior: Posterior,
-    inputs: Tensor,
-    targets: Tensor,
-    *,
-    samples: int = 100,
-    points: int = 150,
-    generator: torch.Generator | None = None,
-) -> Figure:
-    """Draw the decision boundary and the entropy of a two-class network in the plane, such as on `moons`.
-
-    Args:
-        model: The network, or the wrapper that it was trained in.
-        posterior: Where the weights are drawn from.
-        inputs: The examples to draw in, of shape (examples, 2), as the network takes them.
-        targets: Their classes, 0 or 1.
-        samples: The number of draws.
-        points: The places along each side of the grid.
-        generator: The source of the draws.
-    """
-    if inputs.dim() != 2 or inputs.shape[1] != 2:
-        raise ValueError(
-            f"inputs have shape {tuple(inputs.shape)}: a plane needs two numbers an example, (examples, 2)"
-        )
-    low, high = inputs.amin(0), inputs.amax(0)
-    x, y = (
-        torch.linspace(
-            float(a - 0.6 * (b - a)), float(b + 0.6 * (b - a)), points, dtype=inputs.dtype
-        )
-        for a, b in zip(low, high, strict=True)
-    )
-    grid = torch.cartesian_prod(y, x).flip(1)
-    p = predictive(model, posterior, grid, samples, generator=generator)
-    assert isinstance(p, ClassPredictive)
-    if p.probs.shape[1] != 2:
-        raise ValueError(
-            f"the network tells {p.probs.shape[1]} classes apart: this picture has a boundary between two"
-        )
-    figure, panels = axes_row(2, width=5.4, height=4.2, sharex=True, sharey=True)
-    shown = [
-        ("probability of class 1", p.probs[:, 1], "PuOr", 1.0, 21),
-        ("entropy in nats", p.entropy, "cividis", math.log(2), 15),
-    ]
-    for axes, (title, values, cmap, top, levels) in zip(panels, shown, strict=True):
-        filled = axes.contourf(
-            x,
-            y,
-            values.reshape(points, points),
-            np.linspace(0, top, levels),
-            cmap=cmap,
-            vmin=0,
-            vmax=top,
-        )
-        axes.contour(
-            x, y, p.probs[:, 1].reshape(points, points), [0.5], colors="black", linewidths=1.6
-        )
-        figure.colorbar(filled, ax=axes, shrink=0.9, ticks=np.linspace(0, top, 5), format="%.2f")
-        for label, marker, face in ((0, "o", "white"), (1, "^", "black")):
-            there = inputs[targets == label]
-            # Black and white stand out of every colour of both maps.
-            axes.plot(
-                there[:, 0], there[:, 1], marker, mfc=face, mec="white" if label else "black", mew=0.6,
-                ms=4.5, ls="none", label=f"class {label}",
-            )  # fmt: skip
-        axes.set_title(title, fontsize=11)
-        axes.set_xlabel("input 1")
-    panels[0].set_ylabel("input 2")
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
-    return figure

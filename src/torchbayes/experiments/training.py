@@ -1,0 +1,152 @@
+"""Training an experiment: how many threads it gets, and what memory it takes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from torchbayes.core import distributed
+from torchbayes.core.storage import write_text
+from torchbayes.data import DataSet, make_loader
+from torchbayes.experiments.cost import peak_memory
+from torchbayes.experiments.options import translated
+from torchbayes.experiments.settings import Experiment
+from torchbayes.optim.sgld import SGLD
+from torchbayes.train.fit import Run, fit
+from torchbayes.train.progress import Progress
+from torchbayes.train.registry import find_method
+from torchbayes.train.tracking import Logger
+
+__all__ = ["train_experiment"]
+
+_WORTH_THREADS = 5_000_000  # weights × examples per update: LeNet-5 at batch 128 has 8 million
+_warm: set[str] = set()
+
+
+def train_experiment(
+    experiment: Experiment,
+    folder: Path,
+    *,
+    data: DataSet,
+    resume: bool = False,
+    checkpoint_seconds: float = 30.0,
+    progress: bool | Progress = True,
+    logger: Logger | None = None,
+) -> Run:
+    """Train as the settings say and leave the result in a run folder.
+
+    Args:
+        experiment: The settings.
+        folder: The run folder.
+        data: What `experiment.load_data` gives.
+        resume: Go on with the run in `folder`, if there is one.
+        checkpoint_seconds: The time between checkpoints.
+        progress: Show a progress bar; or the object that shows it.
+        logger: Receives per-epoch metrics and the posterior's path.
+    """
+    make = experiment.model_factory(data)
+    device = "cuda" if torch.cuda.is_available() else None
+    with distributed.process_group():
+        alone = find_method(experiment.method).one_per_rank
+        loader = make_loader(
+            data,
+            data.train,
+            experiment.batch_size,
+            shuffle=True,
+            augment=experiment.augment,
+            seed=experiment.seed,
+            rank=0 if alone else distributed.rank(),
+            world_size=1 if alone else distributed.world_size(),
+        )
+        held_out = None if data.validation is None else make_loader(data, data.validation, 512)
+        with _threads_for(make, experiment.batch_size):
+            _warm_up(experiment, data, make, device)
+            with peak_memory() as peak:
+                run = fit(
+                    make,
+                    loader,
+                    experiment.method,
+                    epochs=experiment.epochs,
+                    likelihood=experiment.likelihood(data),
+                    validation=held_out,
+                    schedule=experiment.schedule,
+                    clip_norm=experiment.clip_norm if experiment.clip_norm else None,
+                    amp=experiment.amp if experiment.amp else None,
+                    accumulate=experiment.accumulate,
+                    seed=experiment.seed,
+                    device=device,
+                    folder=folder,
+                    resume=resume,
+                    checkpoint_seconds=checkpoint_seconds,
+                    config=experiment.settings(),
+                    progress=progress,
+                    logger=logger,
+                    **translated(experiment.options, len(loader)),
+                )
+        if distributed.rank() == 0 and peak.bytes is not None:
+            _note_peak(folder, peak.bytes)
+        return run
+
+
+@contextlib.contextmanager
+def _threads_for(make: Callable[[], nn.Module], batch_size: int) -> Iterator[None]:
+    """Use one thread for a network so small that threads would mostly wait for each other.
+
+    On a machine that has other work they wait for long: a layer's threads can only end together.
+    """
+    with torch.random.fork_rng(), torch.device("meta"):
+        weights = sum(p.numel() for p in make().parameters())
+    before = torch.get_num_threads()
+    if weights * batch_size < _WORTH_THREADS:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _warm_up(
+    experiment: Experiment, data: DataSet, make: Callable[[], nn.Module], device: str | None
+) -> None:
+    """Train a network that is thrown away for one update, and take one of a sampler's steps.
+
+    What a process imports and sets up at its first update, for its first checkpoint and for the compiled
+    loops (10 to 100 MB) is no cost of the method that happens to come first. Once for every network and
+    batch size is enough.
+    """
+    kind = f"{experiment.network} {experiment.model_options} {data.shape} {experiment.batch_size}"
+    if kind in _warm:
+        return
+    _warm.add(kind)
+    size = math.ceil(experiment.batch_size / experiment.accumulate)
+    few = data.train.subset(torch.arange(min(size, data.train_size)))
+    loader = make_loader(data, few, size, shuffle=True, augment=experiment.augment)
+    with torch.random.fork_rng(), tempfile.TemporaryDirectory() as folder:
+        model = make().to(device)
+        try:
+            fit(
+                model,
+                loader,
+                epochs=1,
+                likelihood=experiment.likelihood(data),
+                amp=experiment.amp if experiment.amp else None,
+                folder=folder,
+                progress=False,
+            )
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt("stopped before the first update") from None
+        SGLD(model, train_size=size).step()  # with the gradients that are there
+
+
+def _note_peak(folder: Path, peak: int) -> None:
+    """Keep the largest peak of all the sessions that a run took."""
+    file = folder / "cost.json"
+    before = json.loads(file.read_text(encoding="utf-8"))["peak_memory"] if file.exists() else 0
+    write_text(file, json.dumps({"peak_memory": max(peak, before)}) + "\n")

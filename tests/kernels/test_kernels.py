@@ -589,8 +589,8 @@ def test_blocks_take_the_random_numbers_of_the_loop(
     def draw() -> Tensor:
         mu, s = [torch.zeros(size) for size in sizes], [torch.ones(size) for size in sizes]
         draws = [torch.empty(size) for size in sizes]
-        noise = draws if own_noise else None
-        Workspace().apply(vogn_draw, [draws], [mu, s], seeded(), noise=noise, **scalars)
+        eta_in = 0 if own_noise else None
+        Workspace().apply(vogn_draw, [draws], [mu, s], seeded(), eta_in=eta_in, **scalars)
         return torch.cat([d.flatten() for d in draws])
 
     ours = draw()

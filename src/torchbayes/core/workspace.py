@@ -117,7 +117,7 @@ class Workspace:
         given: Sequence[Sequence[Tensor]],
         generator: torch.Generator | None = None,
         *,
-        noise: Sequence[Tensor] | None = None,
+        eta_in: int | None = None,
         **scalars: Any,
     ) -> list[Any] | None:
         """Apply a pure function to all entries, by its compiled loop or else block by block.
@@ -132,8 +132,8 @@ class Workspace:
                 the second, and so on.
             given: The columns to read.
             generator: Where random numbers come from; torch's global generator if None.
-            noise: Tensors for `eta`, drawn one after the other; they may be those of a column that is
-                overwritten. If None, `eta` is drawn for all tensors at once, into a buffer.
+            eta_in: The number of a column of `changed` that is overwritten and whose memory serves for `eta`,
+                drawn tensor by tensor. If None, `eta` is drawn for all tensors at once, into a buffer.
             scalars: The scalars by name. In place of a number there may be a column.
 
         Returns:
@@ -143,23 +143,22 @@ class Workspace:
         sums = kernels.run(update, changed, given, generator, **scalars)
         if sums is not None:
             return sums
-        drawn: list[Sequence[Tensor]] = []
+        read = [*given]
         if _draws(update):
-            if noise is None:
+            if eta_in is None:
                 sizes = [t.numel() for t in changed[0]]
                 flat = self.get("noise", [sum(sizes)], changed[0][0])
                 normals_([flat], generator)
-                noise = flat.split(sizes)
+                read.append(flat.split(sizes))
             else:
-                normals_(noise, generator)
-            drawn = [noise]
-        columns = {k: v for k, v in scalars.items() if not isinstance(v, int | float)}
-        numbers = {k: v for k, v in scalars.items() if k not in columns}
+                normals_(changed[eta_in], generator)
+        flats = len(changed) + len(read)
+        columns = [name for name, value in scalars.items() if not isinstance(value, int | float)]
         total: list[Any] | None = None
-        for parts in self.blocks(changed, [*given, *drawn, *columns.values()]):
-            flats = len(parts) - len(columns)
-            own = dict(zip(columns, parts[flats:], strict=True))
-            result = update(*parts[:flats], **numbers, **own)
+        for parts in self.blocks(changed, [*read, *(scalars[name] for name in columns)]):
+            own = scalars | dict(zip(columns, parts[flats:], strict=True)) if columns else scalars
+            eta = [] if eta_in is None else [parts[eta_in]]
+            result = update(*parts[:flats], *eta, **own)
             if result is not None:
                 total = result if total is None else list(map(torch.add, total, result))
         return total
@@ -186,6 +185,9 @@ class Workspace:
                 small.append(i)
                 continue
             flat = [c[i].view(-1) for c in changed] + [g[i].reshape(-1) for g in given]
+            if tensor.numel() <= limit:
+                yield flat
+                continue
             for parts in zip(*(t.split(limit) for t in flat), strict=True):
                 yield list(parts)
         for some in _packed(small, [t.numel() for t in changed[0]], limit):
@@ -222,16 +224,15 @@ def _draws(update: Callable[..., Any]) -> bool:
 def _neighbours(column: Sequence[Tensor]) -> Tensor | None:
     """Tensors that lie one after the other in one memory, as the flat tensor that they are parts of."""
     first = column[0]
-    memory, place = first.untyped_storage().data_ptr(), first.storage_offset()
+    start = place = first.data_ptr()
     for tensor in column:
-        if (
-            tensor.storage_offset() != place
-            or tensor.untyped_storage().data_ptr() != memory
-            or not tensor.is_contiguous()
-        ):
+        if tensor.data_ptr() != place or not tensor.is_contiguous():
             return None
-        place += tensor.numel()
-    return first.as_strided((place - first.storage_offset(),), (1,))
+        place += tensor.numel() * tensor.itemsize
+    memory = first.untyped_storage()
+    if place > memory.data_ptr() + memory.nbytes():
+        return None  # neighbours by chance
+    return first.as_strided(((place - start) // first.itemsize,), (1,))
 
 
 def _packed(places: Sequence[int], sizes: Sequence[int], limit: int) -> Iterator[list[int]]:

@@ -95,6 +95,9 @@ def ivon_step(
     debias = 1 - beta1**t
     m.lerp_(g, 1 - beta1)
     step = add_scaled(m.clone(), mu - prior_mean, delta * debias)
+    if math.isinf(xi) and isinstance(delta, float):  # the same without clipping, in one operation
+        mu.addcdiv_(step, h + delta, value=-alpha * (h0 + delta) / debias)
+        return
     step.div_(h + delta).div_(debias).clamp_(-xi, xi)
     mu.sub_(step.mul_(h0 + delta), alpha=alpha)
 
@@ -192,13 +195,10 @@ class IVON(WeightOptimizer):
         moments = [self._prior_of(p) for p in params]
         return [[precision / lam for _, precision in moments], [mean for mean, _ in moments]]
 
-    def _curvature(self, group: dict[str, Any], p: Tensor) -> Tensor:
-        state = self.state[p]
-        if "curvature" not in state:
-            state["step"] = 0
-            state["momentum"] = torch.zeros_like(p, requires_grad=False)
-            state["curvature"] = torch.full_like(p, group["initial_curvature"], requires_grad=False)
-        return state["curvature"]  # type: ignore[no-any-return]
+    def _curvatures(self, group: dict[str, Any], params: Sequence[Tensor]) -> list[Tensor]:
+        fresh = [p for p in params if "curvature" not in self.state[p]]
+        self._new_state(fresh, momentum=0.0, curvature=group["initial_curvature"])
+        return [self.state[p]["curvature"] for p in params]
 
     def _perturbable(self, group: dict[str, Any]) -> list[Tensor]:
         return [p for p in group["params"] if id(p) not in self._fixed]
@@ -206,8 +206,8 @@ class IVON(WeightOptimizer):
     def _perturb(self, group: dict[str, Any], params: list[Tensor], draws: list[Tensor]) -> None:
         own = self._own_prior(group, params, False)
         self._workspace.apply(
-            ivon_draw, [draws], [params, [self._curvature(group, p) for p in params]], self.generator,
-            noise=draws, delta=own[0] if own else self._delta(group, False), lam=self._lam(group),
+            ivon_draw, [draws], [params, self._curvatures(group, params)], self.generator,
+            eta_in=0, delta=own[0] if own else self._delta(group, False), lam=self._lam(group),
         )  # fmt: skip
 
     def _statistics(self) -> Statistics:
@@ -234,11 +234,11 @@ class IVON(WeightOptimizer):
     def _update(self, statistics: Statistics) -> None:
         for group in self.param_groups:
             bundles: dict[tuple[bool, int, torch.dtype], list[Tensor]] = {}
-            for p in group["params"]:
-                if statistics.has("gradient", p):
-                    self._curvature(group, p)
-                    step = self.state[p]["step"] = self.state[p]["step"] + 1
-                    bundles.setdefault((id(p) in self._fixed, step, p.dtype), []).append(p)
+            active = [p for p in group["params"] if statistics.has("gradient", p)]
+            self._curvatures(group, active)
+            for p in active:
+                step = self.state[p]["step"] = self.state[p]["step"] + 1
+                bundles.setdefault((id(p) in self._fixed, step, p.dtype), []).append(p)
             for (fixed, step, _), params in bundles.items():
                 self._update_bundle(group, params, fixed, step, statistics)
 

@@ -206,19 +206,8 @@ class Sampler(ModelOptimizer):
                 )
 
     def _count(self, params: Sequence[Tensor]) -> None:
-        fresh: dict[Any, list[Tensor]] = {}
-        for p in params:
-            if not self.state[p]:
-                fresh.setdefault((p.device, p.dtype), []).append(p)
-        for some in fresh.values():
-            sizes = [p.numel() for p in some]
-            for p in some:
-                self.state[p]["step"] = 0
-            for name in self.buffers:
-                # One after the other in memory: small ones then need not be copied together at every step.
-                parts = some[0].new_zeros(sum(sizes)).split(sizes)
-                for p, part in zip(some, parts, strict=True):
-                    self.state[p][name] = part.view(p.shape)
+        fresh = [p for p in params if not self.state[p]]
+        self._new_state(fresh, **dict.fromkeys(self.buffers, 0.0))
         for p in params:
             self.state[p]["step"] += 1
 

@@ -235,22 +235,17 @@ class VOGN(WeightOptimizer):
             if id(p) not in self._fixed and (known or "precision" in self.state[p])
         ]  # fmt: skip
 
-    def _precision(self, group: dict[str, Any], p: Tensor) -> Tensor:
-        state = self.state[p]
-        if "precision" not in state:
-            start = group["initial_precision"]
-            state["step"] = 0
-            state["momentum"] = torch.zeros_like(p, requires_grad=False)
-            state["precision"] = torch.full_like(
-                p, 0.0 if start is None else start, requires_grad=False
-            )
-        return state["precision"]  # type: ignore[no-any-return]
+    def _precisions(self, group: dict[str, Any], params: Sequence[Tensor]) -> list[Tensor]:
+        start = group["initial_precision"]
+        fresh = [p for p in params if "precision" not in self.state[p]]
+        self._new_state(fresh, momentum=0.0, precision=0.0 if start is None else start)
+        return [self.state[p]["precision"] for p in params]
 
     def _perturb(self, group: dict[str, Any], params: list[Tensor], draws: list[Tensor]) -> None:
         own = self._own_prior(group, params, False)
         self._workspace.apply(
-            vogn_draw, [draws], [params, [self._precision(group, p) for p in params]], self.generator,
-            noise=draws, delta=own[0] if own else self._delta(group, False),
+            vogn_draw, [draws], [params, self._precisions(group, params)], self.generator,
+            eta_in=0, delta=own[0] if own else self._delta(group, False),
             gamma=group["damping"], tau=self._tau(group), n=self._n(group),
         )  # fmt: skip
 
@@ -295,7 +290,7 @@ class VOGN(WeightOptimizer):
         first: bool,
         statistics: Statistics,
     ) -> None:
-        precisions = [self._precision(group, p) for p in params]
+        precisions = self._precisions(group, params)
         squares = [self._square(p, statistics) for p in params]
         known = (statistics.factor("square", p) for p in params if statistics.has("square", p))
         factor = next(known, 1.0)  # the same for all: they are of the same examples

@@ -135,7 +135,7 @@ class _Slot:
             part.noise = noise
             part.sums = self.space.apply(
                 bbb_draw, [[sample], [noise], [part.std], [part.slope]], [[part.mean], [rho]],
-                self.generator, noise=[noise], **bounds(rho.dtype),
+                self.generator, eta_in=1, **bounds(rho.dtype),
             )  # fmt: skip
         else:
             self._softplus(part, rho)

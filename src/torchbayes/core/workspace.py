@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from torchbayes import kernels
 from torchbayes.core.noise import normals_
@@ -77,8 +78,8 @@ class Workspace:
         return flat[:count].view(shape)
 
     def twin(self, name: str, tensor: Tensor) -> Tensor:
-        """Like `get`, with the shape and the memory layout of a tensor."""
-        key = (name, tensor.device, tensor.dtype, tensor.shape, tensor.stride())
+        """Like `get`, with the shape and memory layout of a tensor that lives as long as the workspace."""
+        key = (name, id(tensor), tensor.device, tensor.dtype)
         kept = self._named.get(key)
         if kept is None:
             self._named[key] = kept = torch.empty_like(tensor, requires_grad=False)
@@ -191,29 +192,25 @@ class Workspace:
             for parts in zip(*(t.split(limit) for t in flat), strict=True):
                 yield list(parts)
         for some in _packed(small, [t.numel() for t in changed[0]], limit):
-            yield from self._gathered(
-                [[c[i] for i in some] for c in changed], [[g[i] for i in some] for g in given]
-            )
+            if len(some) == len(changed[0]):
+                yield from _gathered(changed, given)
+            else:
+                yield from _gathered(*([[c[i] for i in some] for c in k] for k in (changed, given)))
 
-    def _gathered(
-        self, changed: list[list[Tensor]], given: list[list[Tensor]]
-    ) -> Iterator[list[Tensor]]:
-        sizes = [t.numel() for t in changed[0]]
-        there = [_neighbours(column) for column in [*changed, *given]]
-        flat = [
-            torch.cat(
-                [t.reshape(-1) for t in column],
-                out=self.get(f"gathered {number}", [sum(sizes)], column[0]),
-            )
-            if whole is None
-            else whole
-            for number, (column, whole) in enumerate(zip([*changed, *given], there, strict=True))
-        ]
-        yield list(flat)
-        for column, result, whole in zip(changed, flat, there, strict=False):
-            if whole is None:
-                parts = zip(result.split(sizes), column, strict=True)
-                torch._foreach_copy_(column, [part.view(t.shape) for part, t in parts])
+
+def _gathered(
+    changed: Sequence[Sequence[Tensor]], given: Sequence[Sequence[Tensor]]
+) -> Iterator[list[Tensor]]:
+    """One block of small tensors."""
+    there = [_neighbours(column) for column in [*changed, *given]]
+    flats = [
+        _flatten_dense_tensors(column) if whole is None else whole
+        for column, whole in zip([*changed, *given], there, strict=True)
+    ]
+    yield flats
+    for column, flat, whole in zip(changed, flats, there, strict=False):
+        if whole is None:
+            torch._foreach_copy_(list(column), _unflatten_dense_tensors(flat, column))
 
 
 @cache

@@ -216,7 +216,7 @@ class IVON(WeightOptimizer):
             if p.grad is not None and p.requires_grad:
                 result.put(("gradient", id(p)), p.grad)
                 if id(p) not in self._fixed:
-                    result.put(("draw", id(p)), self._draw_of(p))
+                    result.put(("draw", id(p)), self._workspace.twin("draw", p))
         return result
 
     def _additive(self, statistics: Statistics) -> Statistics:

@@ -263,15 +263,11 @@ class WeightOptimizer(ModelOptimizer):
     def _draw(self) -> list[tuple[Tensor, Tensor]]:
         groups = [(group, self._perturbable(group)) for group in self.param_groups]
         groups = [(group, [p for p in params if p.requires_grad]) for group, params in groups]
-        draws = {id(p): self._draw_of(p) for _, params in groups for p in params}
+        draws = {id(p): self._workspace.twin("draw", p) for _, params in groups for p in params}
         for group, params in groups:
             if params:
                 self._perturb(group, params, [draws[id(p)] for p in params])
         return [(p, draws[id(p)]) for _, params in groups for p in params]
-
-    def _draw_of(self, p: Tensor) -> Tensor:
-        """Where the draw of a parameter is."""
-        return self._workspace.twin(f"draw of {self._names[id(p)]}", p)
 
     @contextmanager
     def _watching(self) -> Iterator[None]:

@@ -197,7 +197,7 @@ def test_every_tensor_is_in_one_block_once(monkeypatch: pytest.MonkeyPatch) -> N
     sizes = [(3,), (25,), (2, 2), (), (6,), (9,)]
     tensors = [torch.zeros(s) for s in sizes]
     given_ones = [torch.ones(s) for s in sizes]
-    for flat, ones in workspace.Workspace().blocks([tensors], [given_ones]):
+    for flat, ones in workspace.blocks([tensors], [given_ones]):
         assert flat.shape == ones.shape
         assert flat.numel() <= 10
         flat.add_(ones)

@@ -21,7 +21,7 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torchbayes import kernels
 from torchbayes.core.noise import normals_
 
-__all__ = ["BLOCK", "LARGE", "Workspace"]
+__all__ = ["BLOCK", "LARGE", "Workspace", "blocks"]
 
 BLOCK = 1 << 17
 """Entries in a block: a handful of tensors of that size fit in a core's cache, and calls are still cheap."""
@@ -44,7 +44,7 @@ _UNUSED = max(0, _references(torch.empty(1)))
 
 
 class Workspace:
-    """Kept memory: buffers by name, tensors that come back by themselves, and blocks to update.
+    """Kept memory: buffers by name, and tensors that come back by themselves; and updates that use it.
 
     A copy or pickle of a workspace is empty.
 
@@ -154,9 +154,9 @@ class Workspace:
             else:
                 normals_(changed[eta_in], generator)
         flats = len(changed) + len(read)
-        columns = [name for name, value in scalars.items() if not isinstance(value, int | float)]
+        columns = [name for name, value in scalars.items() if isinstance(value, list | tuple)]
         total: list[Any] | None = None
-        for parts in self.blocks(changed, [*read, *(scalars[name] for name in columns)]):
+        for parts in blocks(changed, [*read, *(scalars[name] for name in columns)]):
             own = scalars | dict(zip(columns, parts[flats:], strict=True)) if columns else scalars
             eta = [] if eta_in is None else [parts[eta_in]]
             result = update(*parts[:flats], *eta, **own)
@@ -164,38 +164,39 @@ class Workspace:
                 total = result if total is None else list(map(torch.add, total, result))
         return total
 
-    def blocks(
-        self, changed: Sequence[Sequence[Tensor]], given: Sequence[Sequence[Tensor]]
-    ) -> Iterator[list[Tensor]]:
-        """Go through lists of tensors of matching shapes, as flat tensors of one length at a time.
 
-        Args:
-            changed: Lists of tensors to change; what is done to a block in place is done to them.
-            given: Lists of tensors to read.
+def blocks(
+    changed: Sequence[Sequence[Tensor]], given: Sequence[Sequence[Tensor]]
+) -> Iterator[list[Tensor]]:
+    """Go through lists of tensors of matching shapes, as flat tensors of one length at a time.
 
-        Yields:
-            A flat tensor for each list, first those of `changed`.
-        """
-        first = changed[0][0]
-        limit = BLOCK if first.device.type == "cpu" else _OTHER_BLOCK
-        small: list[int] = []
-        for i, tensor in enumerate(changed[0]):
-            # Below half a block, copying costs less than the calls; in another order of entries, it must be.
-            alone = len(changed[0]) == 1 or 2 * tensor.numel() >= limit
-            if not (alone and all(c[i].is_contiguous() for c in changed)):
-                small.append(i)
-                continue
-            flat = [c[i].view(-1) for c in changed] + [g[i].reshape(-1) for g in given]
-            if tensor.numel() <= limit:
-                yield flat
-                continue
-            for parts in zip(*(t.split(limit) for t in flat), strict=True):
-                yield list(parts)
-        for some in _packed(small, [t.numel() for t in changed[0]], limit):
-            if len(some) == len(changed[0]):
-                yield from _gathered(changed, given)
-            else:
-                yield from _gathered(*([[c[i] for i in some] for c in k] for k in (changed, given)))
+    Args:
+        changed: Lists of tensors to change; what is done to a block in place is done to them.
+        given: Lists of tensors to read.
+
+    Yields:
+        A flat tensor for each list, first those of `changed`.
+    """
+    first = changed[0][0]
+    limit = BLOCK if first.device.type == "cpu" else _OTHER_BLOCK
+    small: list[int] = []
+    for i, tensor in enumerate(changed[0]):
+        # Below half a block, copying costs less than the calls; in another order of entries, it must be.
+        alone = len(changed[0]) == 1 or 2 * tensor.numel() >= limit
+        if not (alone and all(c[i].is_contiguous() for c in changed)):
+            small.append(i)
+            continue
+        flat = [c[i].view(-1) for c in changed] + [g[i].reshape(-1) for g in given]
+        if tensor.numel() <= limit:
+            yield flat
+            continue
+        for parts in zip(*(t.split(limit) for t in flat), strict=True):
+            yield list(parts)
+    for some in _packed(small, [t.numel() for t in changed[0]], limit):
+        if len(some) == len(changed[0]):
+            yield from _gathered(changed, given)
+        else:
+            yield from _gathered(*([[c[i] for i in some] for c in k] for k in (changed, given)))
 
 
 def _gathered(

@@ -51,15 +51,13 @@ def run(
             second, and so on.
         given: The columns to read.
         generator: Where random numbers come from; torch's global generator if None.
-        scalars: The function's scalars. A loop takes numbers only.
+        scalars: The function's scalars. A loop takes numbers, not columns.
 
     Returns:
         The sums that the loop has, for most of them none. If nothing has been done, None.
     """
     columns = [*changed, *given]
-    if not _fit(columns, generator) or any(
-        not isinstance(value, int | float) for value in scalars.values()
-    ):
+    if not _fit(columns, generator) or any(isinstance(v, list | tuple) for v in scalars.values()):
         return None
     loops, chunk = _loops()
     loop = loops.get((update.__module__, update.__name__))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 from collections.abc import Callable, Iterator
@@ -551,9 +552,10 @@ def test_a_function_of_somebody_else_has_no_loop_whatever_its_name() -> None:
     def sgld_update(theta: Tensor, grad: Tensor, eta: Tensor, *, epsilon: float) -> None:
         theta.sub_(grad, alpha=epsilon).add_(eta)
 
-    theta, grad = torch.zeros(SIZE), torch.ones(SIZE)
-    Workspace().apply(sgld_update, [[theta]], [[grad]], seeded(), epsilon=2.0)
-    torch.testing.assert_close(theta, normal_(torch.empty(SIZE), seeded()) - 2)
+    for update in (sgld_update, functools.partial(sgld_update)):
+        theta, grad = torch.zeros(SIZE), torch.ones(SIZE)
+        Workspace().apply(update, [[theta]], [[grad]], seeded(), epsilon=2.0)
+        torch.testing.assert_close(theta, normal_(torch.empty(SIZE), seeded()) - 2)
 
 
 def test_a_sampler_of_somebody_else_needs_a_pure_function_alone() -> None:

@@ -10,7 +10,6 @@ lie together in memory already.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
 from inspect import signature
 from typing import Any
 
@@ -214,9 +213,10 @@ def _gathered(
             torch._foreach_copy_(list(column), _unflatten_dense_tensors(flat, column))
 
 
-@cache
 def _draws(update: Callable[..., Any]) -> bool:
-    return "eta" in signature(update).parameters
+    code = getattr(update, "__code__", None)  # of functions and methods, where it is at hand
+    names = signature(update).parameters if code is None else code.co_varnames[: code.co_argcount]
+    return "eta" in names
 
 
 def _neighbours(column: Sequence[Tensor]) -> Tensor | None:

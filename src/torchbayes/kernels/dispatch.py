@@ -60,7 +60,7 @@ def run(
     if not _fit(columns, generator) or any(isinstance(v, list | tuple) for v in scalars.values()):
         return None
     loops, chunk = _loops()
-    loop = loops.get((update.__module__, update.__name__))
+    loop = loops.get((update.__module__, getattr(update, "__name__", "")))
     if loop is None:
         return None
     ends = np.fromiter(accumulate(tensor.numel() for tensor in columns[0]), np.int64)

@@ -345,8 +345,8 @@ class Vogn:
     def __init__(self, parameters: list[Tensor]) -> None:
         self.weights = [p.detach() for p in parameters]
         self.mean = [p.detach().clone() for p in parameters]
-        self.noise, self.momentum, self.precision, self.scratch = (
-            [torch.zeros_like(p) for p in self.weights] for _ in range(4)
+        self.momentum, self.precision = (
+            [torch.zeros_like(p) for p in self.weights] for _ in range(2)
         )
         self.gamma, self.delta = 150 / TRAIN_SIZE, 1 / TRAIN_SIZE
         self.begun = False
@@ -356,20 +356,20 @@ class Vogn:
         if not self.begun:
             self.begun = True
             return
-        for noise in self.noise:
-            noise.normal_()
-        vogn_draw(
-            self.noise, self.mean, self.precision, self.scratch,
-            delta=self.delta, gamma=self.gamma, tau=1.0, n=TRAIN_SIZE,
-        )  # fmt: skip
-        torch._foreach_copy_(self.weights, self.noise)
+        for w, mu, precision in zip(self.weights, self.mean, self.precision, strict=True):
+            eta = w.normal_()
+            vogn_draw(
+                w, mu, precision, eta, delta=self.delta, gamma=self.gamma, tau=1.0, n=TRAIN_SIZE
+            )
 
     def update(self, gradients: list[Tensor], squares: list[Tensor], factor: float = 1.0) -> None:
         """Move the mean, given ĝ and ĥ / factor."""
-        vogn_update(
-            self.mean, self.momentum, self.precision, gradients, squares, self.scratch,
-            alpha=1e-4, beta1=0.9, beta2=0.1, delta=self.delta, gamma=self.gamma, h_factor=factor,
-        )  # fmt: skip
+        columns = self.mean, self.momentum, self.precision, gradients, squares
+        for tensors in zip(*columns, strict=True):
+            vogn_update(
+                *tensors, alpha=1e-4, beta1=0.9, beta2=0.1, delta=self.delta, gamma=self.gamma,
+                prior_mean=0.0, h_factor=factor,
+            )  # fmt: skip
 
 
 def backpack(net: nn.Module, inputs: Tensor, targets: Tensor) -> Peer:

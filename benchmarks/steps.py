@@ -174,7 +174,10 @@ def _print_peaks(cases: Sequence[tuple[str, str]]) -> None:
     def status(key: str) -> int:
         return int(Path("/proc/self/status").read_text().split(f"{key}:")[1].split()[0])
 
-    import torchbayes.kernels.loops  # noqa: F401 - loading numba is not a step's memory
+    from torchbayes.kernels.loops import LOOPS
+
+    for loop in LOOPS.values():  # loading numba and what it has compiled is not a step's memory
+        _ = loop.walk
 
     for network, name in cases:
         child = os.fork()

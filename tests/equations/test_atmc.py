@@ -97,11 +97,10 @@ def test_the_stationary_spread_of_the_momentum_has_the_factor_m(c: float) -> Non
     generator = torch.Generator().manual_seed(0)
     p, xi = (torch.zeros(count, dtype=torch.float64) for _ in range(2))
     theta, zero = torch.zeros_like(p), torch.zeros_like(p)
-    work = [torch.empty_like(p) for _ in range(ATMC.work)]
     for _ in range(150):  # e^(−2·10·0.01·150) is nothing
         xi.zero_()
         eta = torch.randn(count, dtype=torch.float64, generator=generator)
-        atmc_update(theta, p, xi, zero, eta, work, h=h, m=m, c=c, d=d, n=1.0, delta=0.0)
+        atmc_update(theta, p, xi, zero, eta, h=h, m=m, c=c, d=d, n=1.0, delta=0.0)
     grid = np.linspace(-60, 60, 200_001)
     energy = (
         grid**2 / (2 * m) if np.isinf(c) else m * c**2 * (np.sqrt((grid / (m * c)) ** 2 + 1) - 1)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-import torchbayes.optim.natural_gradient
+import torchbayes.core.workspace
 from torchbayes.optim.ivon import IVON
 from torchbayes.prior import GaussianPrior
 
@@ -109,7 +109,7 @@ def test_follows_the_authors_package(k: int, monkeypatch: pytest.MonkeyPatch) ->
                 for buffer, part in zip(buffers, epsilon.split([3, 1]), strict=True):
                     buffer.copy_(part.view_as(buffer))
 
-            monkeypatch.setattr(torchbayes.optim.natural_gradient, "normals_", fill)
+            monkeypatch.setattr(torchbayes.core.workspace, "normals_", fill)
             with ours.sampled():
                 closure_for(nets[1], ours, batch)()
         ours.step()

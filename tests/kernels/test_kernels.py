@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,12 +15,23 @@ from torch import Tensor, nn
 
 from torchbayes import kernels
 from torchbayes.core.noise import gaussians_, normal_, normals_
-from torchbayes.kernels import Loop, loops, threads
+from torchbayes.core.workspace import Workspace
+from torchbayes.kernels import dispatch, loops
 from torchbayes.optim import ATMC, IVON, PSGLD, SGHMC, SGLD, SGNHT, VOGN
+from torchbayes.optim.atmc import atmc_update
+from torchbayes.optim.ivon import ivon_draw, ivon_update
 from torchbayes.optim.natural_gradient import WeightOptimizer
+from torchbayes.optim.psgld import psgld_update
 from torchbayes.optim.sampler import Sampler
+from torchbayes.optim.sghmc import sghmc_update
+from torchbayes.optim.sgld import sgld_update
+from torchbayes.optim.sgnht import sgnht_update
+from torchbayes.optim.vogn import vogn_draw, vogn_update
 from torchbayes.prior import GaussianPrior, ScaleMixturePrior
 from torchbayes.variational import MeanField
+from torchbayes.variational.draw import bbb_draw, bbb_gradients
+from torchbayes.variational.kl import mixture
+from torchbayes.variational.softplus import softplus
 
 SIZE = 20_011  # several chunks, the last of them odd
 
@@ -101,37 +115,47 @@ def columns(count: int) -> list[Tensor]:
     return [0.3 * torch.randn(SIZE) for _ in range(count)]
 
 
-def sgld(theta: np.ndarray, g: np.ndarray, eta: np.ndarray) -> list[np.ndarray]:
+def true_sgld(theta: np.ndarray, g: np.ndarray, eta: np.ndarray) -> list[np.ndarray]:
     force = 100.0 * g + 1.5 * theta
     return [theta - 1e-3 / 2 * force + np.sqrt(1e-3) * eta]
 
 
-def psgld(theta: np.ndarray, v: np.ndarray, g: np.ndarray, eta: np.ndarray) -> list[np.ndarray]:
+def true_psgld(
+    theta: np.ndarray, v: np.ndarray, g: np.ndarray, eta: np.ndarray
+) -> list[np.ndarray]:
     force = 100.0 * g + 1.5 * theta
     v = 0.9 * v + 0.1 * (force / 100) ** 2
     metric = 1 / (1e-3 + np.sqrt(v / (1 - 0.9**3)))
     return [theta - 1e-4 / 2 * metric * force + np.sqrt(1e-4 * metric) * eta, v]
 
 
-def sghmc(theta: np.ndarray, p: np.ndarray, g: np.ndarray, eta: np.ndarray) -> list[np.ndarray]:
+def true_sghmc(
+    theta: np.ndarray, p: np.ndarray, g: np.ndarray, eta: np.ndarray
+) -> list[np.ndarray]:
     h, m, d = 1e-2, 9.0, 8.0
     p = (1 - h * d) * p - h * (100.0 * g + 1.5 * theta) + np.sqrt(2 * h * d * m) * eta
     return [theta + h * p / m, p]
 
 
-def draw(x: np.ndarray, mu: np.ndarray, s: np.ndarray, eta: np.ndarray) -> list[np.ndarray]:
+def true_draw(x: np.ndarray, mu: np.ndarray, s: np.ndarray, eta: np.ndarray) -> list[np.ndarray]:
     return [mu + 0.1 * eta / np.sqrt(s + 0.3)]
 
 
-def vogn(
+def true_gaussians(
+    x: np.ndarray, mean: np.ndarray, std: np.ndarray, eta: np.ndarray
+) -> list[np.ndarray]:
+    return [mean + std * eta]
+
+
+def true_vogn(
     mu: np.ndarray, m: np.ndarray, s: np.ndarray, g: np.ndarray, h: np.ndarray, _eta: np.ndarray
 ) -> list[np.ndarray]:
-    m = 0.9 * m + g + 0.02 * mu  # lines 17 to 19
+    m = 0.9 * m + g + 0.02 * (mu - 0.3)  # lines 17 to 19
     s = (1 - 0.05) * s + 0.05 * 3 * h
     return [mu - 0.1 * m / (s + 0.02 + 0.3), m, s]
 
 
-def ivon(
+def true_ivon(
     mu: np.ndarray, m: np.ndarray, h: np.ndarray, g: np.ndarray, theta: np.ndarray, _eta: np.ndarray
 ) -> list[np.ndarray]:
     lam, delta, beta1, beta2, t, alpha, h0, xi = 5.0, 0.02, 0.9, 0.99, 3, 0.1, 0.4, 2.0
@@ -139,37 +163,38 @@ def ivon(
     m = beta1 * m + (1 - beta1) * g
     new = beta2 * h + (1 - beta2) * estimate
     new = new + 0.5 * (1 - beta2) ** 2 * (h - estimate) ** 2 / (h + delta)
-    step = (m / (1 - beta1**t) + delta * mu) / (new + delta)
+    step = (m / (1 - beta1**t) + delta * (mu - 0.3)) / (new + delta)
     return [mu - alpha * (h0 + delta) * np.clip(step, -xi, xi), m, new]
 
 
-def softplus(
+def true_softplus(
     _std: np.ndarray, _slope: np.ndarray, rho: np.ndarray, _eta: np.ndarray
 ) -> list[np.ndarray]:
     rho = np.clip(rho, -87.0, 79.0)
     return [np.logaddexp(0, rho), 1 / (1 + np.exp(-rho))]
 
 
-def bbb(*columns: np.ndarray) -> list[np.ndarray]:
+def true_bbb(*columns: np.ndarray) -> list[np.ndarray]:
     *_, mean, rho, eta = columns
-    std, slope = softplus(rho, rho, rho, eta)
+    std, slope = true_softplus(rho, rho, rho, eta)
     return [mean + std * eta, eta, std, slope]
 
 
-def bbb_gradients(*columns: np.ndarray) -> list[np.ndarray]:
+def true_bbb_gradients(*columns: np.ndarray) -> list[np.ndarray]:
     *_, g, noise, std, slope, mean, _eta = columns
     # The KL term's weight is 0.1, the prior N(0.2, 1/1.5).
     to_mean = g + 0.1 * 1.5 * (mean - 0.2)
     return [to_mean, slope * (g * noise + 0.1 * (1.5 * std - 1 / std))]
 
 
-def mixture(_pull: np.ndarray, w: np.ndarray, _eta: np.ndarray) -> list[np.ndarray]:
+def true_mixture(_pull: np.ndarray, w: np.ndarray, _eta: np.ndarray) -> list[np.ndarray]:
     """−∂ log(0.25 N(w; 0, 1) + 0.75 N(w; 0, 0.1²))."""
     wide, narrow = 0.25 * np.exp(-(w**2) / 2), 7.5 * np.exp(-(w**2) / 0.02)
     return [(wide * w + narrow * w / 0.01) / (wide + narrow)]
 
 
-MIXTURE = (1.0, 99.0, float(np.log(0.75 / 0.25) + np.log(10)), -87.0, 79.0)
+MIXTURE = {"wide": 1.0, "excess": 99.0, "odds": float(np.log(0.75 / 0.25) + np.log(10))}
+BOUNDS = {"low": -87.0, "high": 79.0}
 
 
 def thermostat(adaptive: bool, d: float, h: float, c: float) -> Callable[..., list[np.ndarray]]:
@@ -192,57 +217,142 @@ def thermostat(adaptive: bool, d: float, h: float, c: float) -> Callable[..., li
     return update
 
 
-def thermostat_numbers(d: float, h: float, c: float) -> tuple[float, ...]:
-    return h, d, (9.0 * c) ** -2, h * 100, h * 1.5, 2 * 9.0 * h, h / 9.0
+def thermostat_scalars(d: float, h: float, c: float) -> dict[str, float]:
+    return {"h": h, "m": 9.0, "c": c, "d": d, "n": 100.0, "delta": 1.5}
 
 
-UPDATES: list[tuple[Loop, int, Callable[..., list[np.ndarray]], tuple[float, ...]]] = [
-    (Loop.SGLD, 2, sgld, (1 - 1e-3 / 2 * 1.5, 1e-3 / 2 * 100, 1e-3**0.5)),
+Update = Callable[..., Any]
+UPDATES: list[tuple[Update, int, Callable[..., list[np.ndarray]], dict[str, float]]] = [
+    (gaussians_, 3, true_gaussians, {}),
+    (sgld_update, 2, true_sgld, {"epsilon": 1e-3, "n": 100, "delta": 1.5}),
     (
-        Loop.PSGLD, 3, psgld,
-        (100, 1.5, 0.9, 0.1 / 100**2, 1 / (1 - 0.9**3), 1e-3, 1e-4 / 2, 1e-4**0.5),
+        psgld_update, 3, true_psgld,
+        {"epsilon": 1e-4, "alpha": 0.9, "lam": 1e-3, "n": 100, "delta": 1.5, "size": 100, "t": 3},
     ),
-    (Loop.SGHMC, 3, sghmc, (1 - 8e-2, 1, 1.5e-2, (2 * 8e-2 * 9) ** 0.5, 1e-2 / 9)),
-    (Loop.SOFTPLUS, 3, softplus, (-87.0, 79.0)),
-    (Loop.BBB, 6, bbb, (-87.0, 79.0)),
-    (Loop.BBB_GRADIENTS, 7, bbb_gradients, (0.1, 0.15, 0.03)),
-    (Loop.MIXTURE, 2, mixture, MIXTURE),
-    (Loop.DRAW, 3, draw, (0.3, 0.1)),
-    (Loop.VOGN, 5, vogn, (0.1, 0.9, 0.95, 0.15, 0.02, 0.32)),
     (
-        Loop.IVON, 5, ivon,
-        (0.1, 0.01, 5.0, 0.02, 0.02 * (1 - 0.9**3), 1 / (1 - 0.9**3), 0.1 * 0.42, 2.0),
+        sghmc_update, 3, true_sghmc,
+        {"h": 1e-2, "m": 9.0, "d": 8.0, "variance": 0.0, "n": 100, "delta": 1.5},
+    ),
+    (softplus, 3, true_softplus, BOUNDS),
+    (bbb_draw, 6, true_bbb, BOUNDS),
+    (bbb_gradients, 7, true_bbb_gradients, {"scale": 0.1, "m": 0.2, "delta": 1.5}),
+    (mixture, 2, true_mixture, MIXTURE),
+    (vogn_draw, 3, true_draw, {"delta": 0.1, "gamma": 0.2, "tau": 0.5, "n": 50}),
+    (ivon_draw, 3, true_draw, {"delta": 0.3, "lam": 100.0}),
+    (
+        vogn_update, 5, true_vogn,
+        {
+            "alpha": 0.1, "beta1": 0.9, "beta2": 0.05, "delta": 0.02, "gamma": 0.3, "prior_mean": 0.3,
+            "h_factor": 3.0,
+        },
+    ),
+    (
+        ivon_update, 5, true_ivon,
+        {
+            "alpha": 0.1, "beta1": 0.9, "beta2": 0.99, "t": 3, "lam": 5.0, "delta": 0.02, "h0": 0.4,
+            "xi": 2.0, "prior_mean": 0.3,
+        },
     ),
     *[
-        (loop, 4, thermostat(loop == Loop.ATMC, d, h, c), thermostat_numbers(d, h, c))
-        for loop in (Loop.SGNHT, Loop.ATMC)
+        (update, 4, thermostat(update is atmc_update, d, h, c), thermostat_scalars(d, h, c))
+        for update in (sgnht_update, atmc_update)
         for d, h, c in [(8.0, 1e-2, np.inf), (8.0, 1e-2, 0.5), (1e-3, 1e-3, 2.0), (500.0, 0.1, 1.0)]
     ],
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("loop", "count", "update", "numbers"), UPDATES)
-def test_every_loop_is_its_formula(
-    loop: Loop, count: int, update: Callable[..., list[np.ndarray]], numbers: tuple[float, ...]
+def test_every_loop_has_the_arguments_of_its_pure_function_and_is_tested_here() -> None:
+    for (module, name), loop in loops.LOOPS.items():
+        pure = getattr(importlib.import_module(module), name)
+        if module == "torchbayes.core.noise":  # these take lists of tensors
+            continue
+        assert any(pure is update for update, *_ in UPDATES)
+        of_loop = [n for n in inspect.signature(loop._function).parameters if n != "sums"]
+        parameters = inspect.signature(pure).parameters
+        assert of_loop == list(parameters)
+        keyword_only = inspect.Parameter.KEYWORD_ONLY
+        assert loop.scalars == [n for n, p in parameters.items() if p.kind is keyword_only]
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize(("update", "count", "truth_of", "scalars"), UPDATES)
+def test_every_loop_and_every_pure_function_is_its_formula(
+    update: Update,
+    count: int,
+    truth_of: Callable[..., list[np.ndarray]],
+    scalars: dict[str, float],
+    compiled: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     given = columns(count)
-    if loop == Loop.PSGLD:
-        given[1].abs_()
-    if loop in (Loop.DRAW, Loop.VOGN, Loop.IVON):
+    if update in (psgld_update, gaussians_):
+        given[-2].abs_()
+    if update in (vogn_draw, ivon_draw, vogn_update, ivon_update):
         given[2].abs_()  # the curvature
-    if loop == Loop.BBB_GRADIENTS:
+    if update is bbb_gradients:
         given[4].abs_().add_(0.01)  # σ
-    if loop in (Loop.SOFTPLUS, Loop.BBB):
+    if update in (softplus, bbb_draw):
         given[-1].mul_(100)  # a standard deviation may be as small as float32 can have it, or large
     eta = normal_(torch.empty(SIZE), seeded(5)).double().numpy()
-    truth = update(*(column.double().numpy() for column in given), eta)
+    truth = truth_of(*(column.double().numpy() for column in given), eta)
+    lists = [[column] for column in given]
+    changed, read = lists[: len(truth)], lists[len(truth) :]
     before = given[-1].clone()
-    kernels.run(loop, [[column] for column in given], numbers, seeded(5))
+    if compiled:
+        assert kernels.run(update, changed, read, seeded(5), **scalars) is not None
+    elif update is gaussians_:
+        only_noise(monkeypatch)
+        gaussians_(*lists, seeded(5))
+    else:
+        only_noise(monkeypatch)
+        Workspace().apply(update, changed, read, seeded(5), **scalars)
     for ours, right in zip(given, truth, strict=False):
-        if loop == Loop.SOFTPLUS:
+        if update is softplus:
             np.testing.assert_allclose(ours.numpy(), right, rtol=3e-6)
         np.testing.assert_allclose(ours.numpy(), right, rtol=2e-5, atol=2e-6 * np.abs(right).max())
     assert torch.equal(given[-1], before)  # the gradient
+
+
+def only_noise(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Switch off all loops but that of random numbers, and list what is run."""
+    ran: list[str] = []
+    run = kernels.run
+
+    def watched(update: Update, *rest: Any, **scalars: Any) -> Any:
+        if update is not normals_:
+            return None
+        ran.append(update.__name__)
+        return run(update, *rest, **scalars)
+
+    monkeypatch.setattr(kernels, "run", watched)
+    return ran
+
+
+def watch(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """List the loops that are run."""
+    ran: list[str] = []
+    run = kernels.run
+
+    def watched(update: Update, *rest: Any, **scalars: Any) -> Any:
+        result = run(update, *rest, **scalars)
+        if result is not None:
+            ran.append(update.__name__)
+        return result
+
+    monkeypatch.setattr(kernels, "run", watched)
+    return ran
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_the_sums_of_a_mixture(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = columns(2)
+    w = given[1].double().numpy()
+    if not compiled:
+        only_noise(monkeypatch)
+    sums = Workspace().apply(mixture, [[given[0]]], [[given[1]]], **MIXTURE)
+    assert sums is not None
+    u = MIXTURE["odds"] - 0.5 * 99 * w**2
+    np.testing.assert_allclose(sums, [(w**2).sum(), np.logaddexp(0, u).sum()], rtol=1e-6)
 
 
 def test_the_sums_of_a_kl_term() -> None:
@@ -250,18 +360,11 @@ def test_the_sums_of_a_kl_term() -> None:
     given[5].mul_(10).sub_(5)
     mean, rho = (column.double().numpy() for column in given[4:])
     std = np.logaddexp(0, rho)
-    sums = kernels.run(Loop.BBB, [[column] for column in given], (-87.0, 79.0), seeded())
+    lists = [[column] for column in given]
+    sums = kernels.run(bbb_draw, lists[:4], lists[4:], seeded(), **BOUNDS)
     eta = normal_(torch.empty(SIZE), seeded()).double().numpy()
     truth = [(std**2).sum(), (mean**2).sum(), np.log(std).sum(), (eta**2).sum()]
     np.testing.assert_allclose(sums, truth, rtol=1e-6)
-
-
-def test_the_sums_of_a_mixture() -> None:
-    given = columns(2)
-    w = given[1].double().numpy()
-    sums = kernels.run(Loop.MIXTURE, [[column] for column in given], MIXTURE)
-    u = MIXTURE[2] - 0.5 * 99 * w**2
-    np.testing.assert_allclose(sums[:2], [(w**2).sum(), np.logaddexp(0, u).sum()], rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -278,30 +381,24 @@ def test_bayes_by_backprop_is_that_of_torchs_operations(
         loss.backward()
         return [loss.detach(), *(p.grad for p in bayesian.parameters() if p.grad is not None)]
 
-    ran: list[Loop] = []
-    run = kernels.run
-
-    def watched(loop: Loop, *rest: Any) -> Any:
-        ran.append(loop)
-        return run(loop, *rest)
-
-    monkeypatch.setattr(kernels, "run", watched)
-    ours = gradients()
-    middle = [] if prior else [Loop.MIXTURE]
-    assert ran == [Loop.BBB, *middle, Loop.BBB_GRADIENTS]
-    fits = kernels.fits
-    monkeypatch.setattr(kernels, "fits", lambda columns, g: len(columns) == 1 and fits(columns, g))
+    with monkeypatch.context() as patch:
+        ran = watch(patch)
+        ours = gradients()
+    middle = [] if prior else ["mixture"]
+    assert ran == ["bbb_draw", *middle, "bbb_gradients"]
+    ran = only_noise(monkeypatch)
     for a, b in zip(ours, gradients(), strict=True):
         torch.testing.assert_close(a, b, rtol=2e-4, atol=1e-6)
-    assert ran[len(middle) + 2 :] == [Loop.NORMAL]
+    assert ran == ["normals_"]
 
 
-@pytest.mark.parametrize("loop", [Loop.SGNHT, Loop.ATMC])
-def test_no_friction_and_no_thermostat_do_not_overflow(loop: Loop) -> None:
-    given = [torch.ones(SIZE), torch.zeros(SIZE), torch.zeros(SIZE), torch.ones(SIZE)]
-    kernels.run(loop, [[c] for c in given], (1e-3, 0.0, 1.0, 0.1, 0.0, 2e-3, 1e-3), seeded())
+@pytest.mark.parametrize("update", [sgnht_update, atmc_update])
+def test_no_friction_and_no_thermostat_do_not_overflow(update: Update) -> None:
+    given = [[torch.ones(SIZE)], [torch.zeros(SIZE)], [torch.zeros(SIZE)], [torch.ones(SIZE)]]
+    scalars = {"h": 1e-3, "m": 1.0, "c": 1.0, "d": 0.0, "n": 100.0, "delta": 0.0}
+    assert kernels.run(update, given[:3], given[3:], seeded(), **scalars) is not None
     # Without friction the momentum is the force over a step.
-    np.testing.assert_allclose(given[1], -0.1, rtol=1e-6)
+    np.testing.assert_allclose(given[1][0], -0.1, rtol=1e-6)
 
 
 def net() -> nn.Module:
@@ -340,15 +437,13 @@ SAMPLERS: list[tuple[Callable[..., Sampler], dict[str, Any]]] = [
 def test_a_chain_is_the_one_that_torchs_operations_give(
     make: Callable[..., Sampler], options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ran: list[Loop] = []
-    run = kernels.run
-    monkeypatch.setattr(kernels, "run", lambda loop, *rest: (ran.append(loop), run(loop, *rest)))
-    ours, compiled = chain(make, **options)
-    assert len(ran) == 10
-    assert Loop.NORMAL not in ran
-    monkeypatch.setattr(make, "loop", lambda *_: None)
+    with monkeypatch.context() as patch:
+        ran = watch(patch)
+        ours, compiled = chain(make, **options)
+    assert ran == [compiled.update.__name__] * 10
+    ran = only_noise(monkeypatch)
     others, eager = chain(make, **options)
-    assert ran[10:] == [Loop.NORMAL] * 10
+    assert ran == ["normals_"] * 10
     for a, b in zip(ours, others, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
     for one, two in zip(compiled.state.values(), eager.state.values(), strict=True):
@@ -376,29 +471,30 @@ def test_natural_gradients_are_those_of_torchs_operations(
         state = [value for p in model.parameters() for value in optimizer.state[p].values()]
         return [*(p.detach() for p in model.parameters()), *filter(torch.is_tensor, state)]
 
-    ran: list[Loop] = []
-    run = kernels.run
-    monkeypatch.setattr(kernels, "run", lambda loop, *rest: (ran.append(loop), run(loop, *rest)))
-    ours = train()
-    assert set(ran) == {Loop.DRAW, Loop.VOGN if make is VOGN else Loop.IVON}
-    fits = kernels.fits
-    monkeypatch.setattr(kernels, "fits", lambda columns, g: len(columns) == 1 and fits(columns, g))
+    with monkeypatch.context() as patch:
+        ran = watch(patch)
+        ours = train()
+    name = make.__name__.lower()
+    assert set(ran) == {f"{name}_draw", f"{name}_update"}
+    ran = only_noise(monkeypatch)
     for a, b in zip(ours, train(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
-    assert Loop.NORMAL in ran
+    assert set(ran) == {"normals_"}
 
 
 @pytest.mark.usefixtures("thread_count")
 @pytest.mark.parametrize("openmp", [True, False])
 def test_threads_do_not_change_a_chain(openmp: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not openmp:
-        monkeypatch.setattr(threads, "_openmp", lambda: None)
-    monkeypatch.setattr("torchbayes.kernels.tensors._CHUNKS_PER_THREAD", 1)
+        monkeypatch.setattr(dispatch, "_openmp", lambda: None)
+    monkeypatch.setattr(dispatch, "_CHUNKS_PER_THREAD", 1)
     results = []
     for count in (1, 2, 5):
         torch.set_num_threads(count)
         given = [column.clone() for column in columns(4)]
-        kernels.run(Loop.ATMC, [[c] for c in given], thermostat_numbers(8.0, 1e-2, 0.5), seeded())
+        lists = [[column] for column in given]
+        scalars = thermostat_scalars(8.0, 1e-2, 0.5)
+        assert kernels.run(atmc_update, lists[:3], lists[3:], seeded(), **scalars) is not None
         results.append(given)
     for other in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
@@ -410,17 +506,17 @@ def test_every_part_is_done_once_and_errors_are_raised(
     openmp: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not openmp:
-        monkeypatch.setattr(threads, "_openmp", lambda: None)
+        monkeypatch.setattr(dispatch, "_openmp", lambda: None)
     torch.set_num_threads(3)
     done: list[int] = []
-    threads.share(lambda first, last: done.extend(range(first, last)), 100, 10)
+    dispatch._share(lambda first, last: done.extend(range(first, last)), 100, 10)
     assert sorted(done) == list(range(100))
 
     def fail(first: int, last: int) -> None:
         raise IndexError(f"{first} to {last}")  # not to be taken for the end of the work
 
     with pytest.raises(IndexError, match="0 to"):
-        threads.share(fail, 100, 10)
+        dispatch._share(fail, 100, 10)
 
 
 def test_many_small_tensors_are_one_long_one() -> None:
@@ -442,14 +538,68 @@ def test_autograd_is_told() -> None:
 
 def test_what_does_not_fit() -> None:
     large = torch.zeros(SIZE)
-    assert kernels.fits([[large]], None)
-    assert kernels.fits([[nn.Parameter(large)]], seeded())
-    assert not kernels.fits([[torch.zeros(100)]], None)
-    assert not kernels.fits([[large.double()]], None)
-    assert not kernels.fits([[large.to("meta")]], None)
-    assert not kernels.fits([[torch.zeros(200, 300).t()]], None)
-    assert not kernels.fits([[large], [large.double()]], None)
-    assert not kernels.fits([[large], [torch.ones(1)]], None)
+    for fits in ([[large]], [[nn.Parameter(large)]]):
+        assert kernels.run(normals_, fits, [], seeded()) == []
+    for tensor in (
+        torch.zeros(100), large.double(), large.to("meta"), torch.zeros(200, 300).t()
+    ):  # fmt: skip
+        assert kernels.run(normals_, [[tensor]], []) is None
+    for other in (large.double(), torch.ones(1)):
+        assert kernels.run(gaussians_, [[large]], [[large], [other]]) is None
+    scalars = {"delta": [large], "gamma": 0.2, "tau": 0.5, "n": 50}  # a prior of every weight
+    assert kernels.run(vogn_draw, [[large]], [[large], [large]], seeded(), **scalars) is None
+
+
+def test_a_function_of_somebody_else_has_no_loop_whatever_its_name() -> None:
+    def sgld_update(theta: Tensor, grad: Tensor, eta: Tensor, *, epsilon: float) -> None:
+        theta.sub_(grad, alpha=epsilon).add_(eta)
+
+    for update in (sgld_update, functools.partial(sgld_update)):
+        theta, grad = torch.zeros(SIZE), torch.ones(SIZE)
+        Workspace().apply(update, [[theta]], [[grad]], seeded(), epsilon=2.0)
+        torch.testing.assert_close(theta, normal_(torch.empty(SIZE), seeded()) - 2)
+
+
+def test_a_sampler_of_somebody_else_needs_a_pure_function_alone() -> None:
+    def noisy(theta: Tensor, grad: Tensor, eta: Tensor, *, n: float, delta: float) -> None:
+        theta.sub_(grad * n + theta * delta).add_(eta)
+
+    class Noisy(Sampler):
+        update = staticmethod(noisy)
+
+        def scalars(self, group: dict[str, Any], step: int) -> dict[str, Any]:
+            return {}
+
+    model = nn.Linear(SIZE, 1, bias=False)
+    start = model.weight.detach().clone()
+    sampler = Noisy(
+        model, 0.1, train_size=10, prior=GaussianPrior(precision=0.5), temperature=1.0, params=None,
+        generator=seeded(), settings={},
+    )  # fmt: skip
+    model.weight.grad = torch.ones_like(model.weight)
+    sampler.step()
+    eta = normal_(torch.empty(SIZE), seeded())
+    torch.testing.assert_close(model.weight.detach(), start * 0.5 - 10 + eta)
+
+
+@pytest.mark.parametrize("own_noise", [True, False])
+def test_blocks_take_the_random_numbers_of_the_loop(
+    own_noise: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Large tensors go by themselves and small ones together: the numbers are still in the loop's order."""
+    scalars = {"delta": 0.1, "gamma": 0.2, "tau": 0.5, "n": 50}
+    sizes = [(7,), (400, 300), (30, 20), (50, 5), (400, 200), (2,)]
+
+    def draw() -> Tensor:
+        mu, s = [torch.zeros(size) for size in sizes], [torch.ones(size) for size in sizes]
+        draws = [torch.empty(size) for size in sizes]
+        eta_in = 0 if own_noise else None
+        Workspace().apply(vogn_draw, [draws], [mu, s], seeded(), eta_in=eta_in, **scalars)
+        return torch.cat([d.flatten() for d in draws])
+
+    ours = draw()
+    only_noise(monkeypatch)
+    torch.testing.assert_close(draw(), ours, rtol=1e-5, atol=1e-6)
 
 
 def test_means_and_stds_may_be_broadcast() -> None:

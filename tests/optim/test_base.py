@@ -28,8 +28,7 @@ def test_every_optimiser_has_the_base() -> None:
 @pytest.mark.parametrize("base", [ModelOptimizer, Sampler, WeightOptimizer])
 def test_a_class_that_lacks_something_cannot_be_instantiated(base: type[ModelOptimizer]) -> None:
     class Unfinished(base):  # type: ignore[misc, valid-type]
-        def _precision(self) -> None:
-            return None
+        pass
 
     missing = sorted(Unfinished.__abstractmethods__)
     assert missing

@@ -188,16 +188,16 @@ def test_blocks_change_nothing(name: str, block: int, monkeypatch: pytest.Monkey
         return weights(model)
 
     whole = result()
-    monkeypatch.setattr(workspace, "_CPU_BLOCK", block)
+    monkeypatch.setattr(workspace, "BLOCK", block)
     torch.testing.assert_close(result(), whole, rtol=1e-12, atol=1e-14)
 
 
 def test_every_tensor_is_in_one_block_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workspace, "_CPU_BLOCK", 10)
+    monkeypatch.setattr(workspace, "BLOCK", 10)
     sizes = [(3,), (25,), (2, 2), (), (6,), (9,)]
     tensors = [torch.zeros(s) for s in sizes]
     given_ones = [torch.ones(s) for s in sizes]
-    for (flat,), (ones,) in workspace.Workspace().blocks([tensors], [given_ones]):
+    for flat, ones in workspace.blocks([tensors], [given_ones]):
         assert flat.shape == ones.shape
         assert flat.numel() <= 10
         flat.add_(ones)
@@ -325,11 +325,10 @@ def test_atmc_is_finite_and_never_amplifies(
     """At ξ = 0, β → 0, h = 0 and far from them; without force and noise the momentum only shrinks."""
     dtype = torch.float64 if double else torch.float32
     values = [torch.full((3,), v, dtype=dtype) for v in (0.5, p, xi, grad, 0.7)]
-    work = [torch.empty(3, dtype=dtype) for _ in range(ATMC.work)]
-    atmc_update(*values, work, h=h, m=11.1, c=c, d=d, n=1.0, delta=0.0)
+    atmc_update(*values, h=h, m=11.1, c=c, d=d, n=1.0, delta=0.0)
     assert all(bool(torch.isfinite(v).all()) for v in values)
     values = [torch.full((3,), v, dtype=dtype) for v in (0.5, p, xi, 0.0, 0.0)]
-    atmc_update(*values, work, h=h, m=11.1, c=c, d=d, n=1.0, delta=0.0)
+    atmc_update(*values, h=h, m=11.1, c=c, d=d, n=1.0, delta=0.0)
     assert bool((values[1].abs() <= abs(p)).all())
 
 

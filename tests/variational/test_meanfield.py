@@ -353,7 +353,7 @@ def test_buffers_are_used_again() -> None:
     torch.manual_seed(0)
     net = MeanField(nn.Sequential(nn.Linear(300, 300), nn.ReLU(), nn.Linear(300, 300)))
     optimizer = torch.optim.Adam(net.parameters(), fused=True)
-    kept = net._scratch.pool._kept
+    kept = net._scratch.space._taken
     sizes = []
     for _ in range(4):
         optimizer.zero_grad()

@@ -44,8 +44,7 @@ def normals_(tensors: Sequence[Tensor], generator: torch.Generator | None = None
         tensors: What to fill, in place.
         generator: Where the numbers come from; torch's global generator if not given.
     """
-    if kernels.fits([tensors], generator):
-        kernels.run(kernels.Loop.NORMAL, [tensors], [], generator)
+    if kernels.run(normals_, [tensors], [], generator) is not None:
         return
     for tensor in tensors:
         if generator is not None and generator.device.type != tensor.device.type:
@@ -77,8 +76,7 @@ def gaussians_(
         >>> x
         tensor([1., 1., 1.])
     """
-    if kernels.fits([tensors, means, stds], generator):
-        kernels.run(kernels.Loop.GAUSSIAN, [tensors, means, stds], [], generator)
+    if kernels.run(gaussians_, [tensors], [means, stds], generator) is not None:
         return
     normals_(tensors, generator)
     for tensor, mean, std in zip(tensors, means, stds, strict=True):

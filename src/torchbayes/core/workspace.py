@@ -1,112 +1,236 @@
-"""Updates of many cheap operations, done block by block so that each block is read from memory once.
+"""Memory that is used again, and updates of many cheap operations that read each block of it once.
 
-An operation on a large tensor waits for the memory, and an operation on a small one for its call. So a
-large tensor is cut into blocks that stay in the processor's cache from the first operation to the last,
-and small tensors are copied together into one block, unless they lie together in memory already.
+A fresh large tensor pays for the pages the system maps for it: on the build machine up to five times the
+price of writing into a kept one. And an operation on a large tensor waits for the memory, one on a small
+tensor for its call. So buffers are kept; a large tensor is cut into blocks that stay in the processor's
+cache from the first operation to the last; and small tensors are copied together into one block, unless they
+lie together in memory already.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from inspect import signature
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
-__all__ = ["Workspace"]
+from torchbayes import kernels
+from torchbayes.core.noise import normals_
 
-# Entries in a block: few enough for a handful of tensors in a core's cache, enough to make the calls cheap.
+__all__ = ["BLOCK", "LARGE", "Workspace", "blocks"]
+
+BLOCK = 1 << 17
+"""Entries in a block: a handful of tensors of that size fit in a core's cache, and calls are still cheap."""
+
+LARGE = BLOCK // 2
+"""Entries from which a tensor is not copied together with others: the calls cost less than copying it."""
+
 # Other devices want few and large calls.
-_CPU_BLOCK = 1 << 17
 _OTHER_BLOCK = 1 << 24
+
+# Older builds of torch have it only with CUDA. Without it `take` uses nothing again; all else is the same.
+_use_count = getattr(torch._C, "_storage_Use_Count", None)
+
+
+def _references(tensor: Tensor) -> int:
+    return -1 if _use_count is None else int(_use_count(tensor.untyped_storage()._cdata))
+
+
+_UNUSED = max(0, _references(torch.empty(1)))
 
 
 class Workspace:
-    """Memory that is kept from step to step: filling a fresh large tensor costs more than computing in it.
+    """Kept memory: buffers by name, and tensors that come back by themselves; and updates that use it.
+
+    A copy or pickle of a workspace is empty.
 
     Example:
         >>> import torch
         >>> from torchbayes.core.workspace import Workspace
+        >>> def descend(theta, grad, *, lr):
+        ...     theta.sub_(grad, alpha=lr)
         >>> weights, gradients = [torch.ones(2), torch.ones(1, 1)], [torch.ones(2), torch.zeros(1, 1)]
-        >>> for (theta,), (grad,) in Workspace().blocks([weights], [gradients]):
-        ...     _ = theta.sub_(grad)
+        >>> Workspace().apply(descend, [weights], [gradients], lr=1.0)
         >>> weights
         [tensor([0., 0.]), tensor([[1.]])]
     """
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[str, torch.device, torch.dtype], Tensor] = {}
+        self._named: dict[Any, Tensor] = {}
+        self._taken: dict[Any, list[Tensor]] = {}
 
-    def buffer(self, name: str, like: Tensor, size: int) -> Tensor:
-        """A flat tensor with arbitrary content, the same memory whenever it has the same name."""
+    def __reduce__(self) -> tuple[type[Workspace], tuple[()]]:
+        return Workspace, ()
+
+    # Memory.
+
+    def get(self, name: str, shape: Sequence[int], like: Tensor) -> Tensor:
+        """A tensor with arbitrary content, valid until the name is asked for again."""
         key = (name, like.device, like.dtype)
-        kept = self._kept.get(key)
-        if kept is None or kept.numel() < size:
-            self._kept[key] = kept = torch.empty(size, dtype=like.dtype, device=like.device)
-        return kept if kept.numel() == size else kept[:size]
+        count = torch.Size(shape).numel()
+        flat = self._named.get(key)
+        if flat is None or flat.numel() < count:
+            self._named[key] = flat = torch.empty(count, dtype=like.dtype, device=like.device)
+        return flat[:count].view(shape)
 
-    def blocks(
-        self, changed: Sequence[Sequence[Tensor]], given: Sequence[Sequence[Tensor]]
-    ) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
-        """Go through lists of tensors of matching shapes, as flat tensors of one length at a time.
+    def twin(self, name: str, tensor: Tensor) -> Tensor:
+        """Like `get`, with the shape and memory layout of a tensor that lives as long as the workspace."""
+        key = (name, id(tensor), tensor.device, tensor.dtype)
+        kept = self._named.get(key)
+        if kept is None:
+            self._named[key] = kept = torch.empty_like(tensor, requires_grad=False)
+        return kept
+
+    def take(self, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """A flat tensor with arbitrary content, the caller's for as long as anything refers to its memory.
+
+        It is given out again when nothing does: no saved tensor of a graph, no `.grad`, no view.
 
         Args:
-            changed: Lists of tensors to change; what is done to a block in place is done to them.
-            given: Lists of tensors to read.
-
-        Yields:
-            A flat tensor for each list of `changed`, and one for each list of `given`.
+            count: The number of elements.
+            dtype: The tensor's type.
+            device: Where it is.
         """
-        first = changed[0][0]
-        limit = _CPU_BLOCK if first.device.type == "cpu" else _OTHER_BLOCK
-        small: list[int] = []
-        for i, tensor in enumerate(changed[0]):
-            # Below half a block, copying costs less than the calls; in another order of entries, it must be.
-            alone = len(changed[0]) == 1 or 2 * tensor.numel() >= limit
-            if not (alone and all(c[i].is_contiguous() for c in changed)):
-                small.append(i)
-                continue
-            flat = [c[i].view(-1) for c in changed] + [g[i].reshape(-1) for g in given]
-            for parts in zip(*(t.split(limit) for t in flat), strict=True):
-                yield list(parts[: len(changed)]), list(parts[len(changed) :])
-        for some in _packed(small, [t.numel() for t in changed[0]], limit):
-            yield from self._gathered(
-                [[c[i] for i in some] for c in changed], [[g[i] for i in some] for g in given]
-            )
+        if torch.is_inference_mode_enabled():
+            # Tensors made in inference mode can never take part in a graph: not for keeping.
+            return torch.empty(count, dtype=dtype, device=device)
+        kept = self._taken.setdefault((count, dtype, device), [])
+        for tensor in kept:
+            if _references(tensor) == _UNUSED:
+                return tensor.detach()
+        kept.append(torch.empty(count, dtype=dtype, device=device))
+        return kept[-1].detach()
 
-    def _gathered(
-        self, changed: list[list[Tensor]], given: list[list[Tensor]]
-    ) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
-        sizes = [t.numel() for t in changed[0]]
-        there = [_neighbours(column) for column in [*changed, *given]]
-        flat = [
-            torch.cat(
-                [t.reshape(-1) for t in column],
-                out=self.buffer(f"gathered {number}", column[0], sum(sizes)),
-            )
-            if whole is None
-            else whole
-            for number, (column, whole) in enumerate(zip([*changed, *given], there, strict=True))
-        ]
-        yield flat[: len(changed)], flat[len(changed) :]
-        for column, result, whole in zip(changed, flat, there, strict=False):
-            if whole is None:
-                parts = zip(result.split(sizes), column, strict=True)
-                torch._foreach_copy_(column, [part.view(t.shape) for part, t in parts])
+    def like(self, flat: Tensor) -> Tensor:
+        """Take a tensor of the size, type and device of another."""
+        return self.take(flat.numel(), flat.dtype, flat.device)
+
+    # Updates.
+
+    def apply(
+        self,
+        update: Callable[..., Any],
+        changed: Sequence[Sequence[Tensor]],
+        given: Sequence[Sequence[Tensor]],
+        generator: torch.Generator | None = None,
+        *,
+        eta_in: int | None = None,
+        **scalars: Any,
+    ) -> list[Any] | None:
+        """Apply a pure function to all entries, by its compiled loop or else block by block.
+
+        The function takes flat tensors of one length and changes them in place: a tensor for each column of
+        `changed` and of `given`, and standard normal numbers if its next parameter is called `eta`. Its
+        keyword-only parameters are scalars. Loop or not, the random numbers are the same.
+
+        Args:
+            update: The function.
+            changed: The columns to change, each a list of tensors: the first of every list belong together,
+                the second, and so on.
+            given: The columns to read.
+            generator: Where random numbers come from; torch's global generator if None.
+            eta_in: The number of a column of `changed` that is overwritten and whose memory serves for `eta`,
+                drawn tensor by tensor. If None, `eta` is drawn for all tensors at once, into a buffer.
+            scalars: The scalars by name. In place of a number there may be a column.
+
+        Returns:
+            The sums over all entries, if it is a function with sums: what the loop has added up, or what the
+            function returned, added up over the blocks.
+        """
+        sums = kernels.run(update, changed, given, generator, **scalars)
+        if sums is not None:
+            return sums
+        read = [*given]
+        if _draws(update):
+            if eta_in is None:
+                sizes = [t.numel() for t in changed[0]]
+                flat = self.get("noise", [sum(sizes)], changed[0][0])
+                normals_([flat], generator)
+                read.append(flat.split(sizes))
+            else:
+                normals_(changed[eta_in], generator)
+        flats = len(changed) + len(read)
+        columns = [name for name, value in scalars.items() if isinstance(value, list | tuple)]
+        total: list[Any] | None = None
+        for parts in blocks(changed, [*read, *(scalars[name] for name in columns)]):
+            own = scalars | dict(zip(columns, parts[flats:], strict=True)) if columns else scalars
+            eta = [] if eta_in is None else [parts[eta_in]]
+            result = update(*parts[:flats], *eta, **own)
+            if result is not None:
+                total = result if total is None else list(map(torch.add, total, result))
+        return total
+
+
+def blocks(
+    changed: Sequence[Sequence[Tensor]], given: Sequence[Sequence[Tensor]]
+) -> Iterator[list[Tensor]]:
+    """Go through lists of tensors of matching shapes, as flat tensors of one length at a time.
+
+    Args:
+        changed: Lists of tensors to change; what is done to a block in place is done to them.
+        given: Lists of tensors to read.
+
+    Yields:
+        A flat tensor for each list, first those of `changed`.
+    """
+    first = changed[0][0]
+    limit = BLOCK if first.device.type == "cpu" else _OTHER_BLOCK
+    small: list[int] = []
+    for i, tensor in enumerate(changed[0]):
+        # Below half a block, copying costs less than the calls; in another order of entries, it must be.
+        alone = len(changed[0]) == 1 or 2 * tensor.numel() >= limit
+        if not (alone and all(c[i].is_contiguous() for c in changed)):
+            small.append(i)
+            continue
+        flat = [c[i].view(-1) for c in changed] + [g[i].reshape(-1) for g in given]
+        if tensor.numel() <= limit:
+            yield flat
+            continue
+        for parts in zip(*(t.split(limit) for t in flat), strict=True):
+            yield list(parts)
+    for some in _packed(small, [t.numel() for t in changed[0]], limit):
+        if len(some) == len(changed[0]):
+            yield from _gathered(changed, given)
+        else:
+            yield from _gathered(*([[c[i] for i in some] for c in k] for k in (changed, given)))
+
+
+def _gathered(
+    changed: Sequence[Sequence[Tensor]], given: Sequence[Sequence[Tensor]]
+) -> Iterator[list[Tensor]]:
+    """One block of small tensors."""
+    there = [_neighbours(column) for column in [*changed, *given]]
+    flats = [
+        _flatten_dense_tensors(column) if whole is None else whole
+        for column, whole in zip([*changed, *given], there, strict=True)
+    ]
+    yield flats
+    for column, flat, whole in zip(changed, flats, there, strict=False):
+        if whole is None:
+            torch._foreach_copy_(list(column), _unflatten_dense_tensors(flat, column))
+
+
+def _draws(update: Callable[..., Any]) -> bool:
+    code = getattr(update, "__code__", None)  # of functions and methods, where it is at hand
+    names = signature(update).parameters if code is None else code.co_varnames[: code.co_argcount]
+    return "eta" in names
 
 
 def _neighbours(column: Sequence[Tensor]) -> Tensor | None:
     """Tensors that lie one after the other in one memory, as the flat tensor that they are parts of."""
     first = column[0]
-    memory, place = first.untyped_storage().data_ptr(), first.storage_offset()
+    start = place = first.data_ptr()
     for tensor in column:
-        if (
-            tensor.storage_offset() != place
-            or tensor.untyped_storage().data_ptr() != memory
-            or not tensor.is_contiguous()
-        ):
+        if tensor.data_ptr() != place or not tensor.is_contiguous():
             return None
-        place += tensor.numel()
-    return first.as_strided((place - first.storage_offset(),), (1,))
+        place += tensor.numel() * tensor.itemsize
+    memory = first.untyped_storage()
+    if place > memory.data_ptr() + memory.nbytes():
+        return None  # neighbours by chance
+    return first.as_strided(((place - start) // first.itemsize,), (1,))
 
 
 def _packed(places: Sequence[int], sizes: Sequence[int], limit: int) -> Iterator[list[int]]:

@@ -7,10 +7,10 @@ the matrix is small, a few rows of one example's where it is large.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
+
+from torchbayes.core.workspace import Workspace as Scratch
 
 __all__ = ["CHUNK", "LARGE", "Scratch", "add_products", "products_of_pairs"]
 
@@ -21,22 +21,6 @@ LARGE = 2**17
 """Entries from which a matrix is taken row by row."""
 
 _TILE = 2**18
-
-
-class Scratch:
-    """Kept buffers: fresh large tensors cost page faults every time."""
-
-    def __init__(self) -> None:
-        self._flat: dict[tuple[str, torch.dtype, torch.device], Tensor] = {}
-
-    def get(self, name: str, shape: Sequence[int], like: Tensor) -> Tensor:
-        """A tensor with undefined contents, valid until the name is asked for again."""
-        key = (name, like.dtype, like.device)
-        count = torch.Size(shape).numel()
-        flat = self._flat.get(key)
-        if flat is None or flat.numel() < count:
-            self._flat[key] = flat = torch.empty(count, dtype=like.dtype, device=like.device)
-        return flat[:count].view(shape)
 
 
 def add_products(

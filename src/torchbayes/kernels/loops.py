@@ -1,4 +1,8 @@
-"""The loops, compiled by numba; the compiled code is kept on disk, so this takes seconds once.
+"""The compiled loops, found by the pure function that each of them is the same update as.
+
+A loop takes the columns and the scalars of its pure function, by the same names and in the same order; of the
+names, `eta` stands for standard normal numbers and `sums` for where to add up. Compiling takes some seconds
+at a loop's first use; after that the machine code is on disk.
 
 Everything is written so that LLVM computes several entries at once: no branches, no calls of the C library,
 float32 throughout. All is in one file because numba looks at a function's own file alone to see whether what
@@ -13,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any, TypeVar, cast
 
 import numba
@@ -22,9 +27,16 @@ from numba import types
 from numba.extending import intrinsic
 from numba.np.numpy_support import carray
 
-from torchbayes.kernels.names import Loop
+__all__ = ["CHUNK", "LOOPS", "Loop"]
 
-__all__ = ["CHUNK", "walk"]
+Column = Any
+"""A stretch of float32 memory."""
+
+Scalar = Any
+"""A float64, to be rounded to float32 before the loop."""
+
+Sums = Any
+"""A row of float64 numbers to add to."""
 
 # Entries for which normal numbers are drawn at a time: they stay in the fastest cache. The four normal
 # numbers of a counter lie a quarter of it apart, so that a vector register holds those of several counters.
@@ -182,54 +194,164 @@ def _normals(eta: Any, place: Any, k0: Any, k1: Any) -> None:
         eta[2 * _QUARTER + i], eta[3 * _QUARTER + i] = _normal_pair(w2, w3)
 
 
-_FLAT = "float32[::1]"
+@_compiled()
+def _column(addresses: Any, tensor: Any, number: Any, offset: Any, size: Any) -> Any:
+    return carray(_memory(addresses[tensor, number] + offset), size)
 
 
-@_compiled(f"void({_FLAT}, {_FLAT}, {_FLAT}, {_FLAT})")
-def _gaussian(x: Any, mean: Any, std: Any, eta: Any) -> None:
+_TYPES = {"Column": "float32[::1]", "Scalar": "float64", "Sums": "float64[::1]"}
+
+_WALK = """
+def walk_{name}(addresses, ends, first, last, k0, k1, scalars, sums):
+    eta = np.empty(CHUNK, np.float32)
+    tensor = 0
+    for chunk in range(first, last):
+        if {draws}:
+            _normals(eta, np.uint64(chunk * _QUARTER), k0, k1)
+        start = chunk * CHUNK
+        position, stop = start, min(start + CHUNK, ends[-1])
+        while position < stop:
+            while ends[tensor] <= position:
+                tensor += 1
+            begin = ends[tensor - 1] if tensor > 0 else 0
+            until = min(stop, ends[tensor])
+            size, offset = until - position, 4 * (position - begin)
+            {name}({arguments})
+            position = until
+"""
+
+
+class Loop:
+    """A loop over the entries of tensors that are taken end to end, in chunks.
+
+    Args:
+        function: The loop over a stretch that lies in one tensor and one chunk.
+        sums: How many sums over all entries it has.
+
+    Attributes:
+        scalars: The names of its scalars.
+        draws: Whether it takes random numbers.
+        sums: How many sums it has.
+    """
+
+    def __init__(self, function: Callable[..., None], sums: int) -> None:
+        kinds = {n: k for n, k in function.__annotations__.items() if n != "return"}
+        self._function, self._kinds, self.sums = function, kinds, sums
+        self.scalars = [name for name, kind in kinds.items() if kind == "Scalar"]
+        self.draws = "eta" in kinds
+
+    @cached_property
+    def walk(self) -> Callable[..., None]:
+        """The loop over some chunks, to be called as `_WALK` says.
+
+        `addresses` has a row for every tensor to change, with its address and those of what belongs to it;
+        `ends` is where every tensor ends, counted from the start of the first; `last` is the first chunk of
+        somebody else; `k0` and `k1` are the key of the random numbers; `sums` has a row for every chunk.
+        """
+        columns = [n for n, kind in self._kinds.items() if kind == "Column" and n != "eta"]
+        places = {
+            n: f"_column(addresses, tensor, {i}, offset, size)" for i, n in enumerate(columns)
+        }
+        places |= {n: f"scalars[{i}]" for i, n in enumerate(self.scalars)}
+        places |= {"eta": "eta[position - start : until - start]", "sums": "sums[chunk]"}
+        name = self._function.__name__
+        source = _WALK.format(
+            name=name, draws=self.draws, arguments=", ".join(places[n] for n in self._kinds)
+        )
+        signature = f"void({', '.join(_TYPES[kind] for kind in self._kinds.values())})"
+        space = {**globals(), name: _compiled(signature)(self._function)}
+        # numba cannot keep on disk what a closure over a compiled function becomes. This it keeps: it is a
+        # function of this file for all that it can see.
+        exec(compile(source, __file__, "exec"), space)
+        walk: Callable[..., None] = space[f"walk_{name}"]
+        return _compiled(
+            "void(int64[:,::1], int64[::1], int64, int64, uint32, uint32, float64[::1], float64[:,::1])"
+        )(walk)
+
+
+LOOPS: dict[tuple[str, str], Loop] = {}
+"""The loops by the module and the name of the pure function."""
+
+
+def _loop_of(module: str, sums: int = 0) -> Callable[[_Function], _Function]:
+    """Register a loop as that of the function of the same name in a module of torchbayes."""
+
+    def register(function: _Function) -> _Function:
+        LOOPS[f"torchbayes.{module}", function.__name__] = Loop(function, sums)
+        return function
+
+    return register
+
+
+# Random numbers.
+
+
+@_loop_of("core.noise")
+def normals_(x: Column, eta: Column) -> None:
+    x[:] = eta
+
+
+@_loop_of("core.noise")
+def gaussians_(x: Column, mean: Column, std: Column, eta: Column) -> None:
     for i in range(x.size):
         x[i] = mean[i] + std[i] * eta[i]
 
 
-@_compiled(f"void({_FLAT}, {_FLAT}, {_FLAT}, {_FLAT})")
-def _sgld(theta: Any, grad: Any, eta: Any, numbers: Any) -> None:
-    keep, rate, spread = numbers[0], numbers[1], numbers[2]
+# Samplers.
+
+
+@_loop_of("optim.sgld")
+def sgld_update(
+    theta: Column, grad: Column, eta: Column, epsilon: Scalar, n: Scalar, delta: Scalar
+) -> None:
+    keep, rate = _f(1 - epsilon / 2 * delta), _f(epsilon / 2 * n)
+    spread = _f(math.sqrt(epsilon))
     for i in range(theta.size):
         theta[i] = keep * theta[i] - rate * grad[i] + spread * eta[i]
 
 
-@_compiled(f"void({_FLAT}, {_FLAT}, {_FLAT}, {_FLAT}, {_FLAT})")
-def _psgld(theta: Any, v: Any, grad: Any, eta: Any, numbers: Any) -> None:
-    n, delta, alpha, share = numbers[0], numbers[1], numbers[2], numbers[3]
-    correction, lam, half, spread = numbers[4], numbers[5], numbers[6], numbers[7]
+@_loop_of("optim.psgld")
+def psgld_update(
+    theta: Column, v: Column, grad: Column, eta: Column,
+    epsilon: Scalar, alpha: Scalar, lam: Scalar, n: Scalar, delta: Scalar, size: Scalar, t: Scalar,
+) -> None:  # fmt: skip
+    keep, share = _f(alpha), _f((1 - alpha) / (size * size))
+    correction = _f(1 / -math.expm1(t * math.log(alpha)))
+    count, precision, floor = _f(n), _f(delta), _f(lam)
+    half, spread = _f(epsilon / 2), _f(math.sqrt(epsilon))
     for i in range(theta.size):
-        force = n * grad[i] + delta * theta[i]
-        mean = alpha * v[i] + share * force * force
+        force = count * grad[i] + precision * theta[i]
+        mean = keep * v[i] + share * force * force
         v[i] = mean
-        g = _f(1) / (_f(math.sqrt(mean * correction)) + lam)
+        g = _f(1) / (_f(math.sqrt(mean * correction)) + floor)
         theta[i] = theta[i] - half * g * force + spread * _f(math.sqrt(g)) * eta[i]
 
 
-@_compiled(f"void({_FLAT}, {_FLAT}, {_FLAT}, {_FLAT}, {_FLAT})")
-def _sghmc(theta: Any, p: Any, grad: Any, eta: Any, numbers: Any) -> None:
-    keep, rate, pull, spread, speed = numbers[0], numbers[1], numbers[2], numbers[3], numbers[4]
+@_loop_of("optim.sghmc")
+def sghmc_update(
+    theta: Column, p: Column, grad: Column, eta: Column,
+    h: Scalar, m: Scalar, d: Scalar, variance: Scalar, n: Scalar, delta: Scalar,
+) -> None:  # fmt: skip
+    keep, rate, pull = _f(1 - h * d), _f(h * n), _f(h * delta)
+    spread, speed = _f(math.sqrt(2 * h * d * m - h * h * variance)), _f(h / m)
     for i in range(theta.size):
         momentum = keep * p[i] - rate * grad[i] - pull * theta[i] + spread * eta[i]
         p[i] = momentum
         theta[i] = theta[i] + speed * momentum
 
 
-@_compiled(f"void({_FLAT}, {_FLAT}, {_FLAT}, {_FLAT}, {_FLAT}, {_FLAT}, boolean)")
+@_compiled()
 def _thermostat(
-    theta: Any, p: Any, xi: Any, grad: Any, eta: Any, numbers: Any, adaptive: Any
-) -> None:
+    theta: Any, p: Any, xi: Any, grad: Any, eta: Any,
+    h: Any, m: Any, c: Any, d: Any, n: Any, delta: Any, adaptive: Any,
+) -> None:  # fmt: skip
     """SGNHT, and ATMC if adaptive; the formulas are those of `torchbayes.optim.thermostat`."""
-    h, d, inverse, hn = numbers[0], numbers[1], numbers[2], numbers[3]
-    hdelta, spread, speed = numbers[4], numbers[5], numbers[6]
-    half = _f(0.5) * h
+    inverse, hn, hdelta = _f(1 / ((m * c) * (m * c))), _f(h * n), _f(h * delta)
+    spread, speed, half = _f(2 * m * h), _f(h / m), _f(0.5) * _f(h)
+    friction, rest = _f(d), _f(h)
     for i in range(theta.size):
         x, q = xi[i], p[i]
-        beta = max(d, x) if adaptive else d + x
+        beta = max(friction, x) if adaptive else friction + x
         alpha = beta - x  # SGNHT: D
         y = half * beta / _f(math.sqrt(_f(1) + inverse * q * q))
         gain = _tanh_ratio(y)
@@ -242,41 +364,85 @@ def _thermostat(
         velocity = q * root
         p[i] = q
         theta[i] = theta[i] + speed * velocity
-        xi[i] = x + (speed * velocity * velocity - h * root * root * root)
+        xi[i] = x + (speed * velocity * velocity - rest * root * root * root)
 
 
-@_compiled(f"void({_FLAT}, {_FLAT}, {_FLAT}, {_FLAT}, {_FLAT})")
-def _draw(theta: Any, mu: Any, s: Any, eta: Any, numbers: Any) -> None:
-    shift, spread = numbers[0], numbers[1]
+@_loop_of("optim.sgnht")
+def sgnht_update(
+    theta: Column, p: Column, xi: Column, grad: Column, eta: Column,
+    h: Scalar, m: Scalar, c: Scalar, d: Scalar, n: Scalar, delta: Scalar,
+) -> None:  # fmt: skip
+    _thermostat(theta, p, xi, grad, eta, h, m, c, d, n, delta, False)
+
+
+@_loop_of("optim.atmc")
+def atmc_update(
+    theta: Column, p: Column, xi: Column, grad: Column, eta: Column,
+    h: Scalar, m: Scalar, c: Scalar, d: Scalar, n: Scalar, delta: Scalar,
+) -> None:  # fmt: skip
+    _thermostat(theta, p, xi, grad, eta, h, m, c, d, n, delta, True)
+
+
+# Natural gradients.
+
+
+@_loop_of("optim.vogn")
+def vogn_draw(
+    theta: Column, mu: Column, s: Column, eta: Column,
+    delta: Scalar, gamma: Scalar, tau: Scalar, n: Scalar,
+) -> None:  # fmt: skip
+    shift, spread = _f(delta + gamma), _f(math.sqrt(tau / n))
     for i in range(theta.size):
         theta[i] = mu[i] + spread * eta[i] / _f(math.sqrt(s[i] + shift))
 
 
-@_compiled(f"void({_FLAT}, {_FLAT}, {_FLAT}, {_FLAT}, {_FLAT}, {_FLAT})")
-def _vogn(mu: Any, m: Any, s: Any, g: Any, h: Any, numbers: Any) -> None:
-    alpha, beta1, keep, new = numbers[0], numbers[1], numbers[2], numbers[3]
-    delta, shift = numbers[4], numbers[5]
+@_loop_of("optim.vogn")
+def vogn_update(
+    mu: Column, m: Column, s: Column, g: Column, h: Column,
+    alpha: Scalar, beta1: Scalar, beta2: Scalar, delta: Scalar, gamma: Scalar, prior_mean: Scalar,
+    h_factor: Scalar,
+) -> None:  # fmt: skip
+    rate, decay, keep, new = _f(alpha), _f(beta1), _f(1 - beta2), _f(beta2 * h_factor)
+    pull, shift, centre = _f(delta), _f(delta + gamma), _f(prior_mean)
     for i in range(mu.size):
-        momentum = beta1 * m[i] + g[i] + delta * mu[i]
+        momentum = decay * m[i] + g[i] + pull * (mu[i] - centre)
         precision = keep * s[i] + new * h[i]
         m[i] = momentum
         s[i] = precision
-        mu[i] = mu[i] - alpha * momentum / (precision + shift)
+        mu[i] = mu[i] - rate * momentum / (precision + shift)
 
 
-@_compiled(f"void({_FLAT}, {_FLAT}, {_FLAT}, {_FLAT}, {_FLAT}, {_FLAT})")
-def _ivon(mu: Any, m: Any, h: Any, g: Any, theta: Any, numbers: Any) -> None:
-    new1, new2, lam, delta = numbers[0], numbers[1], numbers[2], numbers[3]
-    pull, debias, rate, xi = numbers[4], numbers[5], numbers[6], numbers[7]
+@_loop_of("optim.ivon")
+def ivon_draw(
+    theta: Column, mu: Column, h: Column, eta: Column, delta: Scalar, lam: Scalar
+) -> None:
+    shift, spread = _f(delta), _f(1 / math.sqrt(lam))
+    for i in range(theta.size):
+        theta[i] = mu[i] + spread * eta[i] / _f(math.sqrt(h[i] + shift))
+
+
+@_loop_of("optim.ivon")
+def ivon_update(
+    mu: Column, m: Column, h: Column, g: Column, theta: Column,
+    alpha: Scalar, beta1: Scalar, beta2: Scalar, t: Scalar, lam: Scalar, delta: Scalar, h0: Scalar,
+    xi: Scalar, prior_mean: Scalar,
+) -> None:  # fmt: skip
+    kept = 1 - beta1**t
+    new1, new2, count, shift = _f(1 - beta1), _f(1 - beta2), _f(lam), _f(delta)
+    pull, debias, rate = _f(delta * kept), _f(1 / kept), _f(alpha * (h0 + delta))
+    most, centre = _f(xi), _f(prior_mean)
     for i in range(mu.size):
         momentum = m[i] + new1 * (g[i] - m[i])
-        u = h[i] + delta
-        off = h[i] - lam * g[i] * (theta[i] - mu[i]) * u  # h − ĥ
+        u = h[i] + shift
+        off = h[i] - count * g[i] * (theta[i] - mu[i]) * u  # h − ĥ
         curvature = h[i] - new2 * off + _f(0.5) * new2 * new2 * off * off / u
-        step = debias * (momentum + pull * mu[i]) / (curvature + delta)
+        step = debias * (momentum + pull * (mu[i] - centre)) / (curvature + shift)
         m[i] = momentum
         h[i] = curvature
-        mu[i] = mu[i] - rate * min(max(step, -xi), xi)
+        mu[i] = mu[i] - rate * min(max(step, -most), most)
+
+
+# Bayes by backprop.
 
 
 @_compiled()
@@ -286,9 +452,8 @@ def _log1p_of(e: Any, u: Any) -> Any:
     return e if kept == _f(0) else _log(u) * (e / kept)
 
 
-@_compiled(f"void({_FLAT}, {_FLAT}, {_FLAT}, {_FLAT})")
-def _softplus(std: Any, slope: Any, rho: Any, numbers: Any) -> None:
-    low, high = numbers[0], numbers[1]
+@_compiled()
+def _softplus(std: Any, slope: Any, rho: Any, low: Any, high: Any) -> None:
     for i in range(std.size):
         e = _exp(min(max(rho[i], low), high))
         u = _f(1) + e
@@ -296,16 +461,17 @@ def _softplus(std: Any, slope: Any, rho: Any, numbers: Any) -> None:
         std[i] = _log1p_of(e, u)
 
 
-@_compiled(f"void({_FLAT}, {_FLAT}, {_FLAT}, {_FLAT}, {_FLAT})")
-def _sample(w: Any, epsilon: Any, std: Any, mean: Any, eta: Any) -> None:
-    for i in range(w.size):
-        epsilon[i] = eta[i]
-        w[i] = mean[i] + std[i] * eta[i]
+@_loop_of("variational.softplus")
+def softplus(std: Column, slope: Column, rho: Column, low: Scalar, high: Scalar) -> None:
+    _softplus(std, slope, rho, _f(low), _f(high))
 
 
-@_compiled(f"void({_FLAT}, {_FLAT}, {_FLAT}, float64[::1])", {*_FASTMATH, "reassoc"})
+# A sum over a chunk at most may be in any order, and in float32.
+_summing = {*_FASTMATH, "reassoc"}
+
+
+@_compiled("void(float32[::1], float32[::1], float32[::1], float64[::1])", _summing)
 def _kl_sums(std: Any, mean: Any, eta: Any, sums: Any) -> None:
-    """Σσ², Σμ², Σ log σ and Σε²; a sum over a chunk at most may be in any order, and in float32."""
     stds, means, logs, squares = _f(0), _f(0), _f(0), _f(0)
     for i in range(std.size):
         stds += std[i] * std[i]
@@ -318,17 +484,34 @@ def _kl_sums(std: Any, mean: Any, eta: Any, sums: Any) -> None:
     sums[3] += squares
 
 
-@_compiled(f"void({_FLAT}, {_FLAT}, {_FLAT}, {_FLAT})")
-def _mixture(pull: Any, share: Any, w: Any, numbers: Any) -> None:
-    wide, excess, odds, low, high = numbers[0], numbers[1], numbers[2], numbers[3], numbers[4]
+@_loop_of("variational.draw", sums=4)
+def bbb_draw(
+    w: Column, epsilon: Column, std: Column, slope: Column, mean: Column, rho: Column, eta: Column,
+    low: Scalar, high: Scalar, sums: Sums,
+) -> None:  # fmt: skip
+    _softplus(std, slope, rho, _f(low), _f(high))
     for i in range(w.size):
-        e = _exp(min(max(odds - _f(0.5) * excess * w[i] * w[i], low), high))
-        u = _f(1) + e
-        share[i] = _log1p_of(e, u)
-        pull[i] = w[i] * (wide + excess * (e / u))
+        epsilon[i] = eta[i]
+        w[i] = mean[i] + std[i] * eta[i]
+    _kl_sums(std, mean, eta, sums)
 
 
-@_compiled(f"void({_FLAT}, {_FLAT}, float64[::1])", {*_FASTMATH, "reassoc"})
+@_loop_of("variational.draw")
+def bbb_gradients(
+    to_mean: Column, to_rho: Column, g: Column, epsilon: Column, std: Column, slope: Column,
+    mean: Column, scale: Scalar, m: Scalar, delta: Scalar,
+) -> None:  # fmt: skip
+    weight, pull, constant = _f(scale), _f(scale * delta), _f(scale * delta * m)
+    for i in range(g.size):
+        to_mean[i] = g[i] + pull * mean[i] - constant
+        to_rho[i] = slope[i] * (g[i] * epsilon[i] + pull * std[i] - weight / std[i])
+
+
+# Within the logarithms of the least and the greatest float32.
+_LEAST, _MOST = _f(-87), _f(80)
+
+
+@_compiled("void(float32[::1], float32[::1], float64[::1])", _summing)
 def _mixture_sums(w: Any, share: Any, sums: Any) -> None:
     squares, shares = _f(0), _f(0)
     for i in range(w.size):
@@ -338,97 +521,15 @@ def _mixture_sums(w: Any, share: Any, sums: Any) -> None:
     sums[1] += shares
 
 
-@_compiled(f"void({', '.join([_FLAT] * 8)})")
-def _bbb_gradients(
-    to_mean: Any, to_rho: Any, g: Any, eta: Any, std: Any, slope: Any, mean: Any, numbers: Any
-) -> None:
-    scale, pull, constant = numbers[0], numbers[1], numbers[2]
-    for i in range(g.size):
-        to_mean[i] = g[i] + pull * mean[i] - constant
-        to_rho[i] = slope[i] * (g[i] * eta[i] + pull * std[i] - scale / std[i])
-
-
-@_compiled()
-def _column(addresses: Any, tensor: Any, number: Any, offset: Any, size: Any) -> Any:
-    return carray(_memory(addresses[tensor, number] + offset), size)
-
-
-@_compiled(
-    "void(int64, int64[:,::1], int64[::1], int64, int64, uint32, uint32, float32[::1], float64[:,::1])"
-)
-def walk(
-    loop: Any,
-    addresses: Any,
-    ends: Any,
-    first: Any,
-    last: Any,
-    k0: Any,
-    k1: Any,
-    numbers: Any,
-    sums: Any,
-) -> None:
-    """Apply a loop to the chunks from `first` to before `last` of tensors that are taken end to end.
-
-    Args:
-        loop: Its number in `torchbayes.kernels.Loop`.
-        addresses: For every tensor to change a row of addresses: its own and those of what belongs to it.
-        ends: Where every tensor ends, counted from the start of the first.
-        first: The first chunk.
-        last: The first chunk of somebody else.
-        k0: Half of the key of the random numbers.
-        k1: The other half.
-        numbers: The loop's scalars.
-        sums: A row for every chunk, to which `Loop.BBB` adds.
-    """
-    eta = np.empty(CHUNK, np.float32)
-    tensor = 0
-    for chunk in range(first, last):
-        if loop <= Loop.BBB:
-            _normals(eta, np.uint64(chunk * _QUARTER), k0, k1)
-        start = chunk * CHUNK
-        position, stop = start, min(start + CHUNK, ends[-1])
-        while position < stop:
-            while ends[tensor] <= position:
-                tensor += 1
-            begin = ends[tensor - 1] if tensor > 0 else 0
-            until = min(stop, ends[tensor])
-            size, offset = until - position, 4 * (position - begin)
-            part = eta[position - start : until - start]
-            a = _column(addresses, tensor, 0, offset, size)
-            b = _column(addresses, tensor, 1, offset, size)
-            c = _column(addresses, tensor, 2, offset, size)
-            d = _column(addresses, tensor, 3, offset, size)
-            e = _column(addresses, tensor, 4, offset, size)
-            f = _column(addresses, tensor, 5, offset, size)
-            g = _column(addresses, tensor, 6, offset, size)
-            if loop == Loop.NORMAL:
-                a[:] = part
-            elif loop == Loop.GAUSSIAN:
-                _gaussian(a, b, c, part)
-            elif loop == Loop.SGLD:
-                _sgld(a, b, part, numbers)
-            elif loop == Loop.PSGLD:
-                _psgld(a, b, c, part, numbers)
-            elif loop == Loop.SGHMC:
-                _sghmc(a, b, c, part, numbers)
-            elif loop == Loop.SGNHT or loop == Loop.ATMC:
-                _thermostat(a, b, c, d, part, numbers, loop == Loop.ATMC)
-            elif loop == Loop.DRAW:
-                _draw(a, b, c, part, numbers)
-            elif loop == Loop.VOGN:
-                _vogn(a, b, c, d, e, numbers)
-            elif loop == Loop.IVON:
-                _ivon(a, b, c, d, e, numbers)
-            elif loop == Loop.SOFTPLUS:
-                _softplus(a, b, c, numbers)
-            elif loop == Loop.BBB:
-                _softplus(c, d, f, numbers)
-                _sample(a, b, c, e, part)
-                _kl_sums(c, e, part, sums[chunk])
-            elif loop == Loop.MIXTURE:
-                share = eta[: until - position]
-                _mixture(a, share, b, numbers)
-                _mixture_sums(b, share, sums[chunk])
-            else:
-                _bbb_gradients(a, b, c, d, e, f, g, numbers)
-            position = until
+@_loop_of("variational.kl", sums=2)
+def mixture(
+    pull: Column, w: Column, wide: Scalar, excess: Scalar, odds: Scalar, sums: Sums
+) -> None:  # fmt: skip
+    base, more, start = _f(wide), _f(excess), _f(odds)
+    share = np.empty(w.size, np.float32)
+    for i in range(w.size):
+        e = _exp(min(max(start - _f(0.5) * more * w[i] * w[i], _LEAST), _MOST))
+        u = _f(1) + e
+        share[i] = _log1p_of(e, u)
+        pull[i] = w[i] * (base + more * (e / u))
+    _mixture_sums(w, share, sums)

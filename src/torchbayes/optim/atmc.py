@@ -16,24 +16,23 @@ Deviations from the paper are corrections of it; `torchbayes.optim.thermostat` h
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from torchbayes.core.registry import register
-from torchbayes.kernels import Loop
 from torchbayes.optim.base import check_number
 from torchbayes.optim.momentum import friction_of, mass_of, speed_limit_of
-from torchbayes.optim.sampler import Block, Sampler
+from torchbayes.optim.sampler import Sampler
 from torchbayes.optim.thermostat import (
     drift,
     friction_in_a_step,
     is_relativistic,
-    loop_numbers,
     momentum_update,
     steady_momentum_update,
+    thermostat_scalars,
 )
 from torchbayes.prior import Prior
 
@@ -41,22 +40,22 @@ __all__ = ["ATMC", "atmc_update"]
 
 
 def atmc_update(
-    theta: Tensor, p: Tensor, xi: Tensor, grad: Tensor, eta: Tensor, work: Sequence[Tensor],
+    theta: Tensor, p: Tensor, xi: Tensor, grad: Tensor, eta: Tensor,
     *, h: float, m: float, c: float, d: float, n: float, delta: float,
 ) -> None:  # fmt: skip
     """One iteration of Algorithm 1, in place in θ, p and ξ; ∇U is n·grad + δθ."""
     if not is_relativistic(c) and float(xi.max()) <= d:
         # No thermostat is above D: all weights have the friction D, and one number serves for its e^(−Dh).
-        alpha = torch.sub(xi.new_tensor(d), xi, out=work[2])  # line 7
+        alpha = torch.sub(xi.new_tensor(d), xi)  # line 7
         # Lines 8 to 10.
         steady_momentum_update(theta, p, grad, eta, alpha, d, h=h, m=m, n=n, delta=delta)
     else:
-        beta = torch.clamp_min(xi, d, out=work[3])  # line 8: β = α + ξ = max(D, ξ)
-        alpha = torch.sub(beta, xi, out=work[2])  # line 7: α = max(D − ξ, 0) = β − ξ
-        y = friction_in_a_step(beta, p, work[0], h=h, m=m, c=c)
+        beta = torch.clamp_min(xi, d)  # line 8: β = α + ξ = max(D, ξ)
+        alpha = torch.sub(beta, xi)  # line 7: α = max(D − ξ, 0) = β − ξ
+        y = friction_in_a_step(beta, p, h=h, m=m, c=c)
         # Lines 9 and 10.
-        momentum_update(theta, p, grad, eta, alpha, y, work, h=h, m=m, n=n, delta=delta)
-    drift(theta, p, xi, work, h=h, m=m, c=c)  # lines 11 and 12
+        momentum_update(theta, p, grad, eta, alpha, y, h=h, m=m, n=n, delta=delta)
+    drift(theta, p, xi, h=h, m=m, c=c)  # lines 11 and 12
 
 
 @register(
@@ -113,7 +112,7 @@ class ATMC(Sampler):
     """
 
     buffers = ("momentum", "thermostat")
-    work = 4
+    update = staticmethod(atmc_update)
 
     def __init__(
         self,
@@ -149,17 +148,6 @@ class ATMC(Sampler):
             },
         )
 
-    def update(self, group: dict[str, Any], block: Block) -> None:
-        """Algorithm 1."""
-        momentum, thermostat = block.state
-        atmc_update(
-            block.theta, momentum, thermostat, block.grad, block.noise, block.work,
-            h=group["lr"], m=group["mass"], c=group["speed_limit"], d=group["friction"],
-            n=block.n, delta=block.delta,
-        )  # fmt: skip
-
-    def loop(
-        self, group: dict[str, Any], n: float, delta: float, step: int
-    ) -> tuple[Loop, tuple[float, ...]]:
-        """Algorithm 1."""
-        return Loop.ATMC, loop_numbers(group, n, delta)
+    def scalars(self, group: dict[str, Any], step: int) -> dict[str, Any]:
+        """h, m, c and D of Algorithm 1."""
+        return thermostat_scalars(group)

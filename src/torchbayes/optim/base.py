@@ -113,6 +113,23 @@ class ModelOptimizer(torch.optim.Optimizer, ABC):  # without ABC, torch ignores 
 
     # State.
 
+    def _new_state(self, params: Iterable[Tensor], **values: float) -> None:
+        """Give parameters a step count of 0, and a tensor with one value each for every name.
+
+        The tensors lie one after the other in memory: small ones then need not be copied together at every
+        step.
+        """
+        kinds: dict[Any, list[Tensor]] = {}
+        for p in params:
+            self.state[p]["step"] = 0
+            kinds.setdefault((p.device, p.dtype), []).append(p)
+        for some in kinds.values():
+            sizes = [p.numel() for p in some]
+            for name, value in values.items():
+                parts = some[0].new_full([sum(sizes)], value, requires_grad=False).split(sizes)
+                for p, part in zip(some, parts, strict=True):
+                    self.state[p][name] = part.view(p.shape)
+
     def state_dict(self) -> dict[str, Any]:
         """The state as torch has it, and that of the generator."""
         state = super().state_dict()

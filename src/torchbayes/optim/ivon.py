@@ -27,90 +27,85 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchbayes import kernels
-from torchbayes.core.noise import normals_
 from torchbayes.core.registry import register
 from torchbayes.optim.base import check_number
-from torchbayes.optim.natural_gradient import WeightOptimizer, gaussian_prior
-from torchbayes.optim.statistics import Statistics
+from torchbayes.optim.natural_gradient import (
+    Statistics,
+    WeightOptimizer,
+    add_scaled,
+    gaussian_prior,
+)
 from torchbayes.posterior import Gaussian, Weights
 from torchbayes.prior import Prior
 
-__all__ = ["IVON", "ivon_curvature", "ivon_draw", "ivon_step"]
-
-Tensors = list[Tensor]
+__all__ = ["IVON", "ivon_average_update", "ivon_draw", "ivon_step", "ivon_update"]
 
 
 def ivon_draw(
-    noise: Tensors, mu: Tensors, h: Tensors, u: Tensors, *, delta: float | Tensors, lam: float
+    theta: Tensor, mu: Tensor, h: Tensor, eta: Tensor, *, delta: float | Tensor, lam: float
 ) -> None:
-    """Overwrite standard normal `noise` ε with θ = μ + ε/√(λ(h + δ)); `u` is overwritten too."""
-    _plus(h, delta, u)
-    for epsilon, mean, root in zip(noise, mu, u, strict=True):
-        torch.addcmul(mean, epsilon, root.rsqrt_(), value=lam**-0.5, out=epsilon)
+    """θ = μ + η/√(λ(h + δ)); θ may be the memory of η."""
+    torch.addcmul(mu, eta, (h + delta).rsqrt_(), value=lam**-0.5, out=theta)
 
 
-def ivon_curvature(
-    h: Tensors, product: Tensors, u: Tensors, *, lam: float, beta2: float, delta: float | Tensors
-) -> None:
-    """Update h in place.
-
-    Args:
-        h: The curvature.
-        product: ĝ·(θ − μ), averaged over draws; overwritten.
-        u: Overwritten.
-        lam: λ.
-        beta2: The decay of h.
-        delta: δ, one number or one tensor for each.
-    """
-    _plus(h, delta, u)
-    for curvature, p, denominator in zip(h, product, u, strict=True):
-        torch.addcmul(curvature, p, denominator, value=-lam, out=p)  # h − ĥ
-    torch._foreach_add_(h, product, alpha=beta2 - 1)
-    torch._foreach_mul_(product, product)
-    torch._foreach_addcdiv_(h, product, u, value=0.5 * (1 - beta2) ** 2)
-
-
-def ivon_step(
-    mu: Tensors, m: Tensors, h: Tensors, u: Tensors, v: Tensors,
-    *, alpha: float, debias: float, delta: float | Tensors, h0: float, xi: float,
-    prior_mean: Tensors | None = None,
+def ivon_update(
+    mu: Tensor, m: Tensor, h: Tensor, g: Tensor, theta: Tensor,
+    *, alpha: float, beta1: float, beta2: float, t: int, lam: float, delta: float | Tensor,
+    h0: float, xi: float, prior_mean: float | Tensor,
 ) -> None:  # fmt: skip
-    """Update μ in place.
+    """Update μ, m and h in place, from one draw.
 
     Args:
         mu: μ.
-        m: The momentum, updated.
-        h: The curvature, updated.
-        u: Overwritten.
-        v: Overwritten.
+        m: The momentum.
+        h: The curvature.
+        g: ĝ, the gradient at θ.
+        theta: The draw θ.
         alpha: α.
-        debias: 1 − β1ᵗ.
-        delta: δ, one number or one tensor for each.
+        beta1: The decay of the momentum.
+        beta2: The decay of h.
+        t: The number of this update, from 1.
+        lam: λ.
+        delta: δ, one number or one of every entry.
         h0: h at the start.
         xi: ξ.
-        prior_mean: The prior's mean, 0 if None.
+        prior_mean: The prior's mean, one number or one of every entry.
     """
-    for i, (mean, momentum, numerator) in enumerate(zip(mu, m, v, strict=True)):
-        off = mean if prior_mean is None else torch.sub(mean, prior_mean[i], out=numerator)
-        if isinstance(delta, float):
-            torch.add(momentum, off, alpha=delta * debias, out=numerator)
-        else:
-            torch.addcmul(momentum, off, delta[i], value=debias, out=numerator)
-    _plus(h, delta, u)
-    if math.isinf(xi) and isinstance(delta, float):
-        torch._foreach_addcdiv_(mu, v, u, value=-alpha * (h0 + delta) / debias)
+    ivon_average_update(
+        mu, m, h, g, (theta - mu).mul_(g), alpha=alpha, beta1=beta1, beta2=beta2, t=t, lam=lam,
+        delta=delta, h0=h0, xi=xi, prior_mean=prior_mean,
+    )  # fmt: skip
+
+
+def ivon_average_update(
+    mu: Tensor, m: Tensor, h: Tensor, g: Tensor, product: Tensor,
+    *, alpha: float, beta1: float, beta2: float, t: int, lam: float, delta: float | Tensor,
+    h0: float, xi: float, prior_mean: float | Tensor,
+) -> None:  # fmt: skip
+    """`ivon_update` from several draws: `product` is ĝ·(θ − μ), averaged over them as ĝ is."""
+    u = h + delta
+    off = torch.addcmul(h, product, u, value=-lam)  # h − ĥ
+    h.add_(off, alpha=beta2 - 1)
+    h.addcdiv_(off.mul_(off), u, value=0.5 * (1 - beta2) ** 2)
+    ivon_step(
+        mu, m, g, h, alpha=alpha, beta1=beta1, t=t, delta=delta, h0=h0, xi=xi, prior_mean=prior_mean
+    )
+
+
+def ivon_step(
+    mu: Tensor, m: Tensor, g: Tensor, h: Tensor,
+    *, alpha: float, beta1: float, t: int, delta: float | Tensor, h0: float, xi: float,
+    prior_mean: float | Tensor,
+) -> None:  # fmt: skip
+    """Update m and μ in place, given the curvature h."""
+    debias = 1 - beta1**t
+    m.lerp_(g, 1 - beta1)
+    step = add_scaled(m.clone(), mu - prior_mean, delta * debias)
+    if math.isinf(xi) and isinstance(delta, float):  # the same without clipping, in one operation
+        mu.addcdiv_(step, h + delta, value=-alpha * (h0 + delta) / debias)
         return
-    for i, (mean, step, denominator) in enumerate(zip(mu, v, u, strict=True)):
-        step.div_(denominator).div_(debias).clamp_(-xi, xi)
-        rate = delta if isinstance(delta, float) else delta[i]
-        mean.sub_(step.mul_(rate + h0), alpha=alpha)
-
-
-def _plus(h: Tensors, delta: float | Tensors, u: Tensors) -> None:
-    """Write h + δ to `u`."""
-    for i, (curvature, target) in enumerate(zip(h, u, strict=True)):
-        torch.add(curvature, delta if isinstance(delta, float) else delta[i], out=target)
+    step.div_(h + delta).div_(debias).clamp_(-xi, xi)
+    mu.sub_(step.mul_(h0 + delta), alpha=alpha)
 
 
 @register(
@@ -208,30 +203,20 @@ class IVON(WeightOptimizer):
         moments = [self._prior_of(p) for p in params]
         return [[precision / lam for _, precision in moments], [mean for mean, _ in moments]]
 
-    def _curvature(self, group: dict[str, Any], p: Tensor) -> Tensor:
-        state = self.state[p]
-        if "curvature" not in state:
-            state["step"] = 0
-            state["momentum"] = torch.zeros_like(p, requires_grad=False)
-            state["curvature"] = torch.full_like(p, group["initial_curvature"], requires_grad=False)
-        return state["curvature"]  # type: ignore[no-any-return]
+    def _curvatures(self, group: dict[str, Any], params: Sequence[Tensor]) -> list[Tensor]:
+        fresh = [p for p in params if "curvature" not in self.state[p]]
+        self._new_state(fresh, momentum=0.0, curvature=group["initial_curvature"])
+        return [self.state[p]["curvature"] for p in params]
 
     def _perturbable(self, group: dict[str, Any]) -> list[Tensor]:
         return [p for p in group["params"] if id(p) not in self._fixed]
 
     def _perturb(self, group: dict[str, Any], params: list[Tensor], draws: list[Tensor]) -> None:
-        lists = [
-            draws, [p.detach() for p in params], [self._curvature(group, p) for p in params],
-            *self._own_prior(group, params, False)[:1],
-        ]  # fmt: skip
-        if self.prior is None and kernels.fits(lists, self.generator):
-            numbers = (self._delta(group, False), self._lam(group) ** -0.5)
-            kernels.run(kernels.Loop.DRAW, lists, numbers, self.generator)
-            return
-        normals_(draws, self.generator)
-        for u, (noise, mu, h, *own) in self._blocks(lists):
-            delta = own[0] if own else self._delta(group, False)
-            ivon_draw(noise, mu, h, u, delta=delta, lam=self._lam(group))
+        own = self._own_prior(group, params, False)
+        self._workspace.apply(
+            ivon_draw, [draws], [params, self._curvatures(group, params)], self.generator,
+            eta_in=0, delta=own[0] if own else self._delta(group, False), lam=self._lam(group),
+        )  # fmt: skip
 
     def _statistics(self) -> Statistics:
         result = Statistics()
@@ -239,7 +224,7 @@ class IVON(WeightOptimizer):
             if p.grad is not None and p.requires_grad:
                 result.put(("gradient", id(p)), p.grad)
                 if id(p) not in self._fixed:
-                    result.put(("draw", id(p)), self._buffer("draw", p))
+                    result.put(("draw", id(p)), self._workspace.twin("draw", p))
         return result
 
     def _additive(self, statistics: Statistics) -> Statistics:
@@ -257,11 +242,11 @@ class IVON(WeightOptimizer):
     def _update(self, statistics: Statistics) -> None:
         for group in self.param_groups:
             bundles: dict[tuple[bool, int, torch.dtype], list[Tensor]] = {}
-            for p in group["params"]:
-                if statistics.has("gradient", p):
-                    self._curvature(group, p)
-                    step = self.state[p]["step"] = self.state[p]["step"] + 1
-                    bundles.setdefault((id(p) in self._fixed, step, p.dtype), []).append(p)
+            active = [p for p in group["params"] if statistics.has("gradient", p)]
+            self._curvatures(group, active)
+            for p in active:
+                step = self.state[p]["step"] = self.state[p]["step"] + 1
+                bundles.setdefault((id(p) in self._fixed, step, p.dtype), []).append(p)
             for (fixed, step, _), params in bundles.items():
                 self._update_bundle(group, params, fixed, step, statistics)
 
@@ -273,39 +258,26 @@ class IVON(WeightOptimizer):
         step: int,
         statistics: Statistics,
     ) -> None:
-        kind = "draw" if statistics.has("draw", params[0]) else "product"
-        lists = [
-            [p.detach() for p in params],
-            [self.state[p]["momentum"] for p in params],
-            [self.state[p]["curvature"] for p in params],
-            [statistics.value("gradient", p) for p in params],
-            # The draw is not needed any more: what becomes of it is overwritten. Norm layers have none.
-            [self._buffer("draw", p) if fixed else statistics.value(kind, p) for p in params],
-            *self._own_prior(group, params, fixed),
-        ]
-        beta1, beta2 = group["betas"]
-        debias = 1 - beta1**step
-        if kind == "draw" and self.prior is None and not fixed and kernels.fits(lists, None):
-            d, h0 = self._delta(group, False), group["initial_curvature"]
-            numbers = (
-                1 - beta1, 1 - beta2, self._lam(group), d, d * debias, 1 / debias,
-                group["lr"] * (h0 + d), group["clip_radius"],
-            )  # fmt: skip
-            kernels.run(kernels.Loop.IVON, lists, numbers)
+        own = self._own_prior(group, params, fixed)
+        scalars = {
+            "alpha": group["lr"], "beta1": group["betas"][0], "t": step,
+            "delta": own[0] if own else self._delta(group, fixed),
+            "h0": group["initial_curvature"], "xi": group["clip_radius"],
+            "prior_mean": own[1] if own else 0.0,
+        }  # fmt: skip
+        momenta = [self.state[p]["momentum"] for p in params]
+        curvatures = [self.state[p]["curvature"] for p in params]
+        gradients = [statistics.value("gradient", p) for p in params]
+        if fixed:
+            self._workspace.apply(ivon_step, [params, momenta], [gradients, curvatures], **scalars)
             return
-        for u, (mu, m, h, g, product, *own) in self._blocks(lists):
-            delta = own[0] if own else self._delta(group, fixed)
-            torch._foreach_lerp_(m, g, 1 - beta1)
-            if not fixed:
-                if kind == "draw":
-                    torch._foreach_sub_(product, mu)
-                    torch._foreach_mul_(product, g)
-                ivon_curvature(h, product, u, lam=self._lam(group), beta2=beta2, delta=delta)
-            ivon_step(
-                mu, m, h, u, product, alpha=group["lr"], debias=debias, delta=delta,
-                h0=group["initial_curvature"], xi=group["clip_radius"],
-                prior_mean=own[1] if own else None,
-            )  # fmt: skip
+        kind = "draw" if statistics.has("draw", params[0]) else "product"
+        self._workspace.apply(
+            ivon_update if kind == "draw" else ivon_average_update,
+            [params, momenta, curvatures],
+            [gradients, [statistics.value(kind, p) for p in params]],
+            beta2=group["betas"][1], lam=self._lam(group), **scalars,
+        )  # fmt: skip
 
     @torch.no_grad()
     def posterior(self) -> Gaussian:

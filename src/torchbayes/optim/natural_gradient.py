@@ -9,8 +9,9 @@ weighted by the examples they saw (Algorithm 1 of the VOGN paper, lines 5 to 16)
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,17 +22,16 @@ from torchbayes.core import distributed
 from torchbayes.core.parameters import norm_parameters
 from torchbayes.curvature import Capture, check_mean_loss
 from torchbayes.curvature.gradient_marks import has_new_gradient, mark_gradients
-from torchbayes.curvature.products import Scratch
 from torchbayes.optim.base import ModelOptimizer
-from torchbayes.optim.statistics import Bank, Statistics
 from torchbayes.posterior import Posterior, snapshot
 from torchbayes.prior import GaussianPrior, Prior, as_prior
 
-__all__ = ["WeightOptimizer", "gaussian_prior"]
+__all__ = ["Statistics", "WeightOptimizer", "add_scaled", "gaussian_prior"]
 
 
-_LARGE = 2**18
-"""Entries from which a tensor is updated part by part, so that a part stays in a cache."""
+def add_scaled(x: Tensor, y: Tensor, factor: float | Tensor) -> Tensor:
+    """Add y · factor to x in place."""
+    return x.addcmul_(y, factor) if isinstance(factor, Tensor) else x.add_(y, alpha=factor)
 
 
 def gaussian_prior(prior: Prior | float) -> GaussianPrior:
@@ -47,6 +47,105 @@ def gaussian_prior(prior: Prior | float) -> GaussianPrior:
             "a GaussianPrior or a precision"
         )
     return resolved
+
+
+Key = tuple[str, int]
+"""What it is a mean of, and the `id` of the parameter."""
+
+# How often a loss scale is a factor of it: once in gradients, twice in squares, not at all in inputs.
+_POWERS = {"gradient": 1, "draw": 0, "product": 1, "square": 2, "inputs": 0, "outputs": 2}
+
+
+@dataclass
+class Statistics:
+    """Tensors with a factor each, so that a scaling costs nothing.
+
+    Attributes:
+        tensors: The tensors.
+        factors: What to multiply them by.
+    """
+
+    tensors: dict[Key, Tensor] = field(default_factory=dict)
+    factors: dict[Key, float] = field(default_factory=dict)
+
+    def put(self, key: Key, tensor: Tensor, factor: float = 1.0) -> None:
+        """Add a tensor."""
+        self.tensors[key], self.factors[key] = tensor, factor
+
+    def unscale(self, scale: float) -> None:
+        """Take out a loss scale."""
+        for key in self.factors:
+            self.factors[key] /= scale ** _POWERS[key[0]]
+
+    def has(self, kind: str, p: Tensor) -> bool:
+        """Whether there is such a statistic of a parameter."""
+        return (kind, id(p)) in self.tensors
+
+    def factor(self, kind: str, p: Tensor) -> float:
+        """What to multiply the tensor by."""
+        return self.factors[(kind, id(p))]
+
+    def value(self, kind: str, p: Tensor) -> Tensor:
+        """The tensor times its factor."""
+        tensor, factor = self.tensors[(kind, id(p))], self.factor(kind, p)
+        return tensor if factor == 1.0 else tensor * factor
+
+
+class Bank:
+    """Sums of statistics over blocks, weighted by examples."""
+
+    def __init__(self) -> None:
+        self.sums: dict[Key, Tensor] = {}
+        self.examples = 0.0
+        self.empty = True
+
+    def clear(self) -> None:
+        """Start again."""
+        self.sums, self.examples, self.empty = {}, 0.0, True
+
+    def add(self, statistics: Statistics, examples: float) -> None:
+        """Add the means of a block with this many examples."""
+        for key, tensor in statistics.tensors.items():
+            weight = statistics.factors[key] * examples
+            if key in self.sums:
+                self.sums[key].add_(tensor, alpha=weight)
+            else:
+                self.sums[key] = tensor * weight
+        self.examples += examples
+        self.empty = False
+
+    def reduce(self, shapes: Mapping[Key, Tensor]) -> None:
+        """Sum over processes, in one message.
+
+        Args:
+            shapes: For each statistic a tensor of its shape. A process that has not seen a weight counts
+                zeros; a weight that none has seen stays out.
+        """
+        zeros = {
+            key: torch.zeros_like(t, requires_grad=False)
+            for key, t in shapes.items()
+            if key not in self.sums
+        }
+        values = [self.sums.get(key, zeros.get(key)) for key in shapes]
+        present = [t for t in values if t is not None]
+        first = present[0]
+        counts = torch.tensor(
+            [self.examples, *(float(key in self.sums) for key in shapes)],
+            device=first.device,
+        )  # fmt: skip
+        distributed.sum_packed([counts, *present])
+        seen = counts.tolist()
+        self.examples, self.empty = seen[0], False
+        self.sums = {
+            key: t for key, t, used in zip(shapes, present, seen[1:], strict=True) if used > 0
+        }
+
+    def mean(self) -> Statistics:
+        """The weighted means."""
+        result = Statistics()
+        for key, tensor in self.sums.items():
+            result.put(key, tensor, 1.0 / max(self.examples, 1.0))
+        return result
 
 
 class WeightOptimizer(ModelOptimizer):
@@ -89,9 +188,6 @@ class WeightOptimizer(ModelOptimizer):
         super()._prepare()
         norms = norm_parameters(self.model)
         self._fixed = {key for key, name in self._names.items() if name in norms}
-        self._buffers: dict[tuple[str, int], Tensor] = {}
-        self._scratch = Scratch()
-        self._small: dict[Any, list[Tensor]] = {}
         self._capture: Capture | None = None
         self._bank = Bank()
         self._unbanked = False
@@ -169,19 +265,11 @@ class WeightOptimizer(ModelOptimizer):
     def _draw(self) -> list[tuple[Tensor, Tensor]]:
         groups = [(group, self._perturbable(group)) for group in self.param_groups]
         groups = [(group, [p for p in params if p.requires_grad]) for group, params in groups]
-        draws = {id(p): self._buffer("draw", p) for _, params in groups for p in params}
+        draws = {id(p): self._workspace.twin("draw", p) for _, params in groups for p in params}
         for group, params in groups:
             if params:
                 self._perturb(group, params, [draws[id(p)] for p in params])
         return [(p, draws[id(p)]) for _, params in groups for p in params]
-
-    def _buffer(self, kind: str, like: Tensor) -> Tensor:
-        """A kept tensor in the shape of a parameter: fresh large ones cost page faults every step."""
-        key = (kind, id(like))
-        buffer = self._buffers.get(key)
-        if buffer is None or buffer.device != like.device or buffer.dtype != like.dtype:
-            self._buffers[key] = buffer = torch.empty_like(like, requires_grad=False)
-        return buffer
 
     @contextmanager
     def _watching(self) -> Iterator[None]:
@@ -315,32 +403,6 @@ class WeightOptimizer(ModelOptimizer):
         assert self.prior is not None
         mean, precision = self.prior.moments(self._names[id(p)], p.detach())
         return mean.expand_as(p), precision.expand_as(p)
-
-    def _blocks(
-        self, lists: list[list[Tensor]]
-    ) -> Iterator[tuple[list[Tensor], list[list[Tensor]]]]:
-        """Go through lists of tensors of matching shapes in pieces that suit the processor's caches.
-
-        Args:
-            lists: One tensor per parameter in each.
-
-        Yields:
-            Tensors to compute in, and the piece of every list: all small tensors, or a part of a large one.
-        """
-        small: list[int] = []
-        for i, first in enumerate(lists[0]):
-            if first.numel() <= _LARGE or not all(tensors[i].is_contiguous() for tensors in lists):
-                small.append(i)
-                continue
-            flat = [tensors[i].view(-1) for tensors in lists]
-            for parts in zip(*(t.split(_LARGE) for t in flat), strict=True):
-                yield [self._scratch.get("part", parts[0].shape, first)], [[part] for part in parts]
-        if small:
-            some = [[tensors[i] for i in small] for tensors in lists]
-            key = (*(t.shape for t in some[0]), some[0][0].dtype, some[0][0].device)
-            if key not in self._small:
-                self._small[key] = [torch.empty_like(t) for t in some[0]]
-            yield self._small[key], some
 
     def _mean_weights(self) -> dict[str, Tensor]:
         if self._inside:

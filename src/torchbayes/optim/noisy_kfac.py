@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from torchbayes.core.noise import normals_
 from torchbayes.core.registry import register
 from torchbayes.curvature import Capture
-from torchbayes.optim.statistics import Statistics
+from torchbayes.optim.natural_gradient import Statistics
 from torchbayes.optim.vogn import VOGN
 from torchbayes.posterior import Posterior, Weights
 from torchbayes.posterior.kronecker import KroneckerGaussian, as_matrix, set_matrix

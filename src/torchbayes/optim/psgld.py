@@ -18,32 +18,31 @@ the samples are exact only in the limit of a slow average, α → 1.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from torchbayes.core.registry import register
-from torchbayes.kernels import Loop
 from torchbayes.optim.base import check_number, check_train_size
-from torchbayes.optim.sampler import Block, Sampler
+from torchbayes.optim.sampler import Sampler
 from torchbayes.prior import Prior
 
 __all__ = ["PSGLD", "psgld_update"]
 
 
 def psgld_update(
-    theta: Tensor, v: Tensor, grad: Tensor, eta: Tensor, work: Sequence[Tensor],
+    theta: Tensor, v: Tensor, grad: Tensor, eta: Tensor,
     *, epsilon: float, alpha: float, lam: float, n: float, delta: float, size: int, t: int,
 ) -> None:  # fmt: skip
     """V ← αV + (1−α)(∇U/N)²; G = 1/(λ + √V); θ ← θ − ε/2 G∇U + √(εG) η, in place in θ and V.
 
     ∇U is n·grad + δθ, and N is `size`.
     """
-    force = torch.mul(grad, n, out=work[1]).add_(theta, alpha=delta)
+    force = torch.mul(grad, n).add_(theta, alpha=delta)
     v.mul_(alpha).addcmul_(force, force, value=(1 - alpha) / size**2)
-    g = torch.mul(v, 1 / -math.expm1(t * math.log(alpha)), out=work[0])
+    g = torch.mul(v, 1 / -math.expm1(t * math.log(alpha)))
     g.sqrt_().add_(lam).reciprocal_()
     theta.addcmul_(g, force, value=-epsilon / 2)
     theta.addcmul_(g.sqrt_(), eta, value=math.sqrt(epsilon))
@@ -81,7 +80,7 @@ class PSGLD(Sampler):
     """
 
     buffers = ("square",)
-    work = 2
+    update = staticmethod(psgld_update)
 
     def __init__(
         self,
@@ -112,21 +111,9 @@ class PSGLD(Sampler):
             settings={"decay": decay, "damping": damping},
         )
 
-    def update(self, group: dict[str, Any], block: Block) -> None:
-        """Algorithm 1."""
-        psgld_update(
-            block.theta, block.state[0], block.grad, block.noise, block.work,
-            epsilon=group["lr"], alpha=group["decay"], lam=group["damping"], n=block.n,
-            delta=block.delta, size=group["train_size"], t=block.step,
-        )  # fmt: skip
-
-    def loop(
-        self, group: dict[str, Any], n: float, delta: float, step: int
-    ) -> tuple[Loop, tuple[float, ...]]:
-        """Algorithm 1."""
-        epsilon, alpha, size = group["lr"], group["decay"], group["train_size"]
-        correction = 1 / -math.expm1(step * math.log(alpha))
-        return Loop.PSGLD, (
-            n, delta, alpha, (1 - alpha) / size**2, correction, group["damping"],
-            epsilon / 2, math.sqrt(epsilon),
-        )  # fmt: skip
+    def scalars(self, group: dict[str, Any], step: int) -> dict[str, Any]:
+        """ε, α, λ, N and t of Algorithm 1."""
+        return {
+            "epsilon": group["lr"], "alpha": group["decay"], "lam": group["damping"],
+            "size": group["train_size"], "t": step,
+        }  # fmt: skip

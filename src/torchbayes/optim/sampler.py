@@ -4,7 +4,8 @@ A sampler moves the weights θ so that, after a while, they are draws from p(θ)
 
     U(θ) = train_size / T · loss(θ) − log p(θ),
 
-where the loss is the *mean* over a batch. A subclass gives one update of flat tensors.
+where the loss is the *mean* over a batch. A subclass gives one update of flat
+tensors as a pure function, and its scalars.
 """
 
 from __future__ import annotations
@@ -13,49 +14,18 @@ import logging
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from torchbayes import kernels
-from torchbayes.core.noise import normals_
 from torchbayes.optim.base import ModelOptimizer, check_number
 from torchbayes.prior import GaussianPrior, Prior, as_prior
 
-__all__ = ["Block", "Sampler"]
+__all__ = ["Sampler"]
 
 _LOG = logging.getLogger("torchbayes")
-
-
-@dataclass
-class Block:
-    """Some of the weights, as flat tensors of one length.
-
-    The energy's gradient is ∇U = n · grad + delta · θ. It is left in these two parts because that costs an
-    update less than to add them up first.
-
-    Attributes:
-        theta: The weights θ, to be changed in place.
-        grad: The gradient of the mean loss, and of priors other than a zero-mean Gaussian.
-        n: train_size / temperature.
-        delta: The precision of a Gaussian prior, or 0.
-        noise: Standard normal numbers.
-        state: The sampler's own tensors, such as the momentum, to be changed in place.
-        work: Tensors to compute in.
-        step: The number of this update, from 1.
-    """
-
-    theta: Tensor
-    grad: Tensor
-    n: float
-    delta: float
-    noise: Tensor
-    state: list[Tensor]
-    work: list[Tensor]
-    step: int
 
 
 class Sampler(ModelOptimizer):
@@ -79,9 +49,6 @@ class Sampler(ModelOptimizer):
 
     buffers: tuple[str, ...] = ()
     """The names of the sampler's tensors in `state[p]`; they start at 0."""
-
-    work: int = 0
-    """How many tensors an update needs to compute in."""
 
     def __init__(
         self,
@@ -118,15 +85,21 @@ class Sampler(ModelOptimizer):
                 "sample float32 weights and compute in lower precision with torch.autocast"
             )
 
+    @property
     @abstractmethod
-    def update(self, group: dict[str, Any], block: Block) -> None:
-        """One update of some of a group's weights, in place."""
+    def update(self) -> Callable[..., None]:
+        """One update of some of the weights, as flat tensors of one length, in place: a pure function.
+
+        Its arguments are the weights θ; the sampler's own tensors in the order of `buffers`, which it may
+        change too; the gradient of the mean loss, and of priors other than a zero-mean Gaussian; standard
+        normal numbers, by the name `eta`; and, keyword-only, what `scalars` gives, `n` = train_size /
+        temperature and the precision `delta` of a Gaussian prior, or 0. The energy's gradient is ∇U =
+        n · grad + delta · θ: it is left in two parts because to add them up first would cost more.
+        """
 
     @abstractmethod
-    def loop(
-        self, group: dict[str, Any], n: float, delta: float, step: int
-    ) -> tuple[kernels.Loop, tuple[float, ...]] | None:
-        """The same update as a compiled loop with its numbers, None if there is none."""
+    def scalars(self, group: dict[str, Any], step: int) -> dict[str, Any]:
+        """The update's own scalars from a group's settings and the number of this step, from 1."""
 
     @property
     def shares_state(self) -> bool:
@@ -188,8 +161,8 @@ class Sampler(ModelOptimizer):
             for name, layers in sums.items()
         }
 
-    def end_group(self, group: dict[str, Any], count: int) -> None:
-        """Called after all blocks of a group, of `count` weights together."""
+    def end_group(self, group: dict[str, Any], params: Sequence[Tensor]) -> None:
+        """Called after all weights of a group have been updated."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -216,9 +189,9 @@ class Sampler(ModelOptimizer):
         for group, params in zip(self.param_groups, active, strict=True):
             self._count(params)
             for alike in self._alike(params):
-                self._walk(group, alike)
+                self._update(group, alike)
             if params:
-                self.end_group(group, sum(p.numel() for p in params))
+                self.end_group(group, params)
         return loss
 
     def _require_finite(self, params: Sequence[Tensor]) -> None:
@@ -238,19 +211,8 @@ class Sampler(ModelOptimizer):
                 )
 
     def _count(self, params: Sequence[Tensor]) -> None:
-        fresh: dict[Any, list[Tensor]] = {}
-        for p in params:
-            if not self.state[p]:
-                fresh.setdefault((p.device, p.dtype), []).append(p)
-        for some in fresh.values():
-            sizes = [p.numel() for p in some]
-            for p in some:
-                self.state[p]["step"] = 0
-            for name in self.buffers:
-                # One after the other in memory: small ones then need not be copied together at every step.
-                parts = some[0].new_zeros(sum(sizes)).split(sizes)
-                for p, part in zip(some, parts, strict=True):
-                    self.state[p][name] = part.view(p.shape)
+        fresh = [p for p in params if not self.state[p]]
+        self._new_state(fresh, **dict.fromkeys(self.buffers, 0.0))
         for p in params:
             self.state[p]["step"] += 1
 
@@ -261,7 +223,7 @@ class Sampler(ModelOptimizer):
             kinds.setdefault((p.device, p.dtype, self.state[p]["step"]), []).append(p)
         return list(kinds.values())
 
-    def _walk(self, group: dict[str, Any], params: list[Tensor]) -> None:
+    def _update(self, group: dict[str, Any], params: list[Tensor]) -> None:
         n = group["train_size"] / group["temperature"]
         step = self.state[params[0]]["step"]
         states = [[self.state[p][name] for p in params] for name in self.buffers]
@@ -273,21 +235,10 @@ class Sampler(ModelOptimizer):
             with_prior = torch._foreach_mul([log_prior[name] for name in named], -1 / n)
             torch._foreach_add_(with_prior, gradients)
             gradients, delta = list(with_prior), 0.0
-        columns = [params, *states, gradients]
-        loop = self.loop(group, n, delta, step)
-        if loop is not None and kernels.fits(columns, self.generator):
-            kernels.run(loop[0], columns, loop[1], self.generator)
-            return
-        space, like = self._workspace, params[0]
-        noise = space.buffer("noise", like, sum(p.numel() for p in params))
-        normals_([noise], self.generator)
-        used = 0
-        for (theta, *state), (grad,) in space.blocks([params, *states], [gradients]):
-            size = theta.numel()
-            eta = noise[used : used + size]
-            work = [space.buffer(f"work {i}", like, size) for i in range(self.work)]
-            self.update(group, Block(theta, grad, n, delta, eta, state, work, step))
-            used += size
+        self._workspace.apply(
+            self.update, [params, *states], [gradients], self.generator,
+            **self.scalars(group, step), n=n, delta=delta,
+        )  # fmt: skip
 
     def _precision(self) -> float | None:
         """δ if the prior is N(0, 1/δ) for all weights."""

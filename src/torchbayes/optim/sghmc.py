@@ -26,10 +26,9 @@ import torch
 from torch import Tensor, nn
 
 from torchbayes.core.registry import register
-from torchbayes.kernels import Loop
 from torchbayes.optim.base import check_number
 from torchbayes.optim.momentum import friction_of, mass_of
-from torchbayes.optim.sampler import Block, Sampler
+from torchbayes.optim.sampler import Sampler
 from torchbayes.prior import Prior
 
 __all__ = ["SGHMC", "sghmc_update"]
@@ -86,6 +85,7 @@ class SGHMC(Sampler):
     """
 
     buffers = ("momentum",)
+    update = staticmethod(sghmc_update)
 
     def __init__(
         self,
@@ -137,23 +137,9 @@ class SGHMC(Sampler):
                 f"{group['friction']:g} can take out at lr {group['lr']:g}: use a smaller lr or more friction"
             )
 
-    def update(self, group: dict[str, Any], block: Block) -> None:
-        """Eq. (13)."""
-        sghmc_update(
-            block.theta, block.state[0], block.grad, block.noise,
-            h=group["lr"], m=group["mass"], d=group["friction"],
-            variance=group["gradient_variance"], n=block.n, delta=block.delta,
-        )  # fmt: skip
-
-    def loop(
-        self, group: dict[str, Any], n: float, delta: float, step: int
-    ) -> tuple[Loop, tuple[float, ...]]:
-        """Eq. (13)."""
-        h, m, d, variance = (
-            group["lr"],
-            group["mass"],
-            group["friction"],
-            group["gradient_variance"],
-        )
-        spread = math.sqrt(2 * h * d * m - h**2 * variance)
-        return Loop.SGHMC, (1 - h * d, h * n, h * delta, spread, h / m)
+    def scalars(self, group: dict[str, Any], step: int) -> dict[str, Any]:
+        """h, m, D and V̂ of Eq. (13)."""
+        return {
+            "h": group["lr"], "m": group["mass"], "d": group["friction"],
+            "variance": group["gradient_variance"],
+        }  # fmt: skip

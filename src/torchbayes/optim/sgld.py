@@ -21,9 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from torchbayes.core.registry import register
-from torchbayes.kernels import Loop
 from torchbayes.optim.base import check_train_size
-from torchbayes.optim.sampler import Block, Sampler
+from torchbayes.optim.sampler import Sampler
 from torchbayes.prior import Prior
 
 __all__ = ["SGLD", "sgld_update"]
@@ -96,16 +95,8 @@ class SGLD(Sampler):
             settings={},
         )
 
-    def update(self, group: dict[str, Any], block: Block) -> None:
-        """Eq. (4)."""
-        sgld_update(
-            block.theta, block.grad, block.noise,
-            epsilon=group["lr"], n=block.n, delta=block.delta,
-        )  # fmt: skip
+    update = staticmethod(sgld_update)
 
-    def loop(
-        self, group: dict[str, Any], n: float, delta: float, step: int
-    ) -> tuple[Loop, tuple[float, ...]]:
-        """Eq. (4)."""
-        epsilon = group["lr"]
-        return Loop.SGLD, (1 - epsilon / 2 * delta, epsilon / 2 * n, math.sqrt(epsilon))
+    def scalars(self, group: dict[str, Any], step: int) -> dict[str, Any]:
+        """ε of Eq. (4)."""
+        return {"epsilon": group["lr"]}

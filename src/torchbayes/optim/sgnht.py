@@ -19,23 +19,22 @@ by default a thermostat for every weight, as in the ATMC paper, instead of one f
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from torchbayes.core.registry import register
-from torchbayes.kernels import Loop
 from torchbayes.optim.base import check_number
 from torchbayes.optim.momentum import friction_of, mass_of, speed_limit_of
-from torchbayes.optim.sampler import Block, Sampler
+from torchbayes.optim.sampler import Sampler
 from torchbayes.optim.thermostat import (
     drift,
     friction_in_a_step,
-    loop_numbers,
     momentum_update,
     steady_momentum_update,
+    thermostat_scalars,
 )
 from torchbayes.prior import Prior
 
@@ -43,15 +42,24 @@ __all__ = ["SGNHT", "sgnht_update"]
 
 
 def sgnht_update(
-    theta: Tensor, p: Tensor, xi: Tensor, grad: Tensor, eta: Tensor, work: Sequence[Tensor],
+    theta: Tensor, p: Tensor, xi: Tensor, grad: Tensor, eta: Tensor,
     *, h: float, m: float, c: float, d: float, n: float, delta: float,
 ) -> None:  # fmt: skip
     """One update with a thermostat per weight, in place in θ, p and ξ; ∇U is n·grad + δθ."""
-    beta = torch.add(xi, d, out=work[2])  # β = D + ξ
-    y = friction_in_a_step(beta, p, work[0], h=h, m=m, c=c)
+    beta = torch.add(xi, d)  # β = D + ξ
+    y = friction_in_a_step(beta, p, h=h, m=m, c=c)
     # Eq. (10) with α = D.
-    momentum_update(theta, p, grad, eta, d, y, work, h=h, m=m, n=n, delta=delta)
-    drift(theta, p, xi, work, h=h, m=m, c=c)  # Eq. (9)
+    momentum_update(theta, p, grad, eta, d, y, h=h, m=m, n=n, delta=delta)
+    drift(theta, p, xi, h=h, m=m, c=c)  # Eq. (9)
+
+
+def shared_thermostat_update(
+    theta: Tensor, p: Tensor, grad: Tensor, eta: Tensor,
+    *, h: float, m: float, c: float, d: float, xi: float, n: float, delta: float,
+) -> None:  # fmt: skip
+    """One update with one thermostat ξ for all weights, in place in θ and p; ∇U is n·grad + δθ."""
+    steady_momentum_update(theta, p, grad, eta, d, d + xi, h=h, m=m, n=n, delta=delta)
+    drift(theta, p, None, h=h, m=m, c=c)
 
 
 @register(
@@ -95,8 +103,6 @@ class SGNHT(Sampler):
         True
     """
 
-    work = 3
-
     def __init__(
         self,
         model: nn.Module,
@@ -124,7 +130,6 @@ class SGNHT(Sampler):
                 "and speed_limit, or use a thermostat per parameter"
             )
         self.buffers = ("momentum", "thermostat") if per_parameter else ("momentum",)
-        self._squares = 0.0
         super().__init__(
             model,
             lr,
@@ -141,39 +146,25 @@ class SGNHT(Sampler):
             },
         )
 
-    def update(self, group: dict[str, Any], block: Block) -> None:
+    @property
+    def update(self) -> Callable[..., None]:
         """Eqs. (9) and (10) of the ATMC paper with α = D."""
-        h, m, c, d = group["lr"], group["mass"], group["speed_limit"], group["friction"]
-        p = block.state[0]
-        if "thermostat" not in group:
-            sgnht_update(
-                block.theta, p, block.state[1], block.grad, block.noise, block.work,
-                h=h, m=m, c=c, d=d, n=block.n, delta=block.delta,
-            )  # fmt: skip
-            return
-        beta = d + group["thermostat"]
-        steady_momentum_update(
-            block.theta, p, block.grad, block.noise, d, beta,
-            h=h, m=m, n=block.n, delta=block.delta,
-        )  # fmt: skip
-        drift(block.theta, p, None, block.work, h=h, m=m, c=c)
-        self._squares += float(torch.dot(p, p))
+        return sgnht_update if "thermostat" in self.buffers else shared_thermostat_update
 
     @property
     def shares_state(self) -> bool:
         """Whether there is one thermostat for all weights."""
         return "thermostat" not in self.buffers
 
-    def end_group(self, group: dict[str, Any], count: int) -> None:
+    def scalars(self, group: dict[str, Any], step: int) -> dict[str, Any]:
+        """h, m, c and D, and ξ if there is one for all."""
+        shared = {"xi": group["thermostat"]} if "thermostat" in group else {}
+        return thermostat_scalars(group) | shared
+
+    def end_group(self, group: dict[str, Any], params: Sequence[Tensor]) -> None:
         """Move the one thermostat of a group, if it is one: ξ ← ξ + h (pᵀp/(nm) − 1)."""
         if "thermostat" in group:
-            group["thermostat"] += group["lr"] * (self._squares / (count * group["mass"]) - 1)
-            self._squares = 0.0
-
-    def loop(
-        self, group: dict[str, Any], n: float, delta: float, step: int
-    ) -> tuple[Loop, tuple[float, ...]] | None:
-        """Eqs. (9) and (10) with α = D; there is none for one thermostat for all weights."""
-        if "thermostat" in group:
-            return None
-        return Loop.SGNHT, loop_numbers(group, n, delta)
+            momenta = [self.state[p]["momentum"].flatten() for p in params]
+            squares = sum(float(torch.dot(p, p)) for p in momenta)
+            count = sum(p.numel() for p in momenta)
+            group["thermostat"] += group["lr"] * (squares / (count * group["mass"]) - 1)

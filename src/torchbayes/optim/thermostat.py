@@ -13,7 +13,6 @@ m p²/M² − m³/M³, which Eqs. (1) to (3) give and which p²/m − 1 is the l
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,9 +22,9 @@ __all__ = [
     "drift",
     "friction_in_a_step",
     "is_relativistic",
-    "loop_numbers",
     "momentum_update",
     "steady_momentum_update",
+    "thermostat_scalars",
 ]
 
 # A friction in place of 0, for which t/y is its limit 1 and not 0/0; next to any other it rounds away.
@@ -37,24 +36,21 @@ def is_relativistic(c: float) -> bool:
     return not math.isinf(c)
 
 
-def _root(p: Tensor, out: Tensor, *, m: float, c: float) -> Tensor:
+def _root(p: Tensor, *, m: float, c: float) -> Tensor:
     """M(p)/m of Eq. (6): 1 for a slow weight, large for one near the speed limit."""
-    return torch.addcmul(p.new_ones(()), p, p, value=(m * c) ** -2, out=out).sqrt_()
+    return torch.addcmul(p.new_ones(()), p, p, value=(m * c) ** -2).sqrt_()
 
 
-def friction_in_a_step(
-    beta: Tensor, p: Tensor, out: Tensor, *, h: float, m: float, c: float
-) -> Tensor:
+def friction_in_a_step(beta: Tensor, p: Tensor, *, h: float, m: float, c: float) -> Tensor:
     """βh/2, in place in `beta`; with a speed limit the friction is β·m/M(p)."""
     if not is_relativistic(c):
         return beta.mul_(h / 2)
-    root = _root(p, out, m=m, c=c)
-    return torch.addcdiv(p.new_zeros(()), beta, root, value=h / 2, out=beta)
+    return torch.addcdiv(p.new_zeros(()), beta, _root(p, m=m, c=c), value=h / 2, out=beta)
 
 
 def momentum_update(
     theta: Tensor, p: Tensor, grad: Tensor, eta: Tensor, alpha: Tensor | float,
-    y: Tensor, work: Sequence[Tensor], *, h: float, m: float, n: float, delta: float,
+    y: Tensor, *, h: float, m: float, n: float, delta: float,
 ) -> None:  # fmt: skip
     """The momentum after a time h, in place; `y` is βh/2 and is used up. ∇U is n·grad + δθ.
 
@@ -64,9 +60,9 @@ def momentum_update(
     h (t/y)/(1+t) and √(2αmh (t/y)/(1+t)²): as exact as expm1 where βh is small, in half its time.
     """
     y.add_(_TINY)
-    t = torch.tanh(y, out=work[0])
+    t = torch.tanh(y)
     gain = torch.div(t, y, out=y)
-    below = torch.add(t, 1, out=work[1])
+    below = torch.add(t, 1)
     p.addcmul_(t.div_(below), p, value=-2)
     gain.div_(below)
     p.addcmul_(gain, grad, value=-h * n)
@@ -97,15 +93,12 @@ def steady_momentum_update(
         p.add_(eta, alpha=math.sqrt(alpha * variance))  # Eqs. (10) and (11)
 
 
-def drift(
-    theta: Tensor, p: Tensor, xi: Tensor | None, work: Sequence[Tensor],
-    *, h: float, m: float, c: float,
-) -> None:  # fmt: skip
+def drift(theta: Tensor, p: Tensor, xi: Tensor | None, *, h: float, m: float, c: float) -> None:
     """θ ← θ + h p/M and ξ ← ξ + h (m p²/M² − m³/M³), in place; without ξ only the weights."""
     velocity = p
     if is_relativistic(c):
-        root = _root(p, work[0], m=m, c=c)
-        velocity = torch.div(p, root, out=work[1])
+        root = _root(p, m=m, c=c)
+        velocity = torch.div(p, root)
     theta.add_(velocity, alpha=h / m)
     if xi is None:
         return
@@ -116,7 +109,8 @@ def drift(
         xi.sub_(h)  # Eq. (9)
 
 
-def loop_numbers(group: dict[str, Any], n: float, delta: float) -> tuple[float, ...]:
-    """The scalars of the same update as a compiled loop: h, D, (mc)⁻², hn, hδ, 2mh and h/m."""
-    h, m, c, d = group["lr"], group["mass"], group["speed_limit"], group["friction"]
-    return h, d, (m * c) ** -2, h * n, h * delta, 2 * m * h, h / m
+def thermostat_scalars(group: dict[str, Any]) -> dict[str, Any]:
+    """h, m, c and D of a parameter group."""
+    return {
+        "h": group["lr"], "m": group["mass"], "c": group["speed_limit"], "d": group["friction"]
+    }  # fmt: skip

@@ -31,34 +31,33 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchbayes import kernels
-from torchbayes.core.noise import normals_
 from torchbayes.core.registry import register
 from torchbayes.optim.base import check_number, check_train_size
-from torchbayes.optim.natural_gradient import WeightOptimizer, gaussian_prior
-from torchbayes.optim.statistics import Statistics
+from torchbayes.optim.natural_gradient import (
+    Statistics,
+    WeightOptimizer,
+    add_scaled,
+    gaussian_prior,
+)
 from torchbayes.posterior import Gaussian, Posterior, Weights
 from torchbayes.prior import Prior
 
 __all__ = ["VOGN", "vogn_draw", "vogn_update"]
 
-Tensors = list[Tensor]
-
 
 def vogn_draw(
-    noise: Tensors, mu: Tensors, s: Tensors, u: Tensors,
-    *, delta: float | Tensors, gamma: float, tau: float, n: float,
+    theta: Tensor, mu: Tensor, s: Tensor, eta: Tensor,
+    *, delta: float | Tensor, gamma: float, tau: float, n: float,
 ) -> None:  # fmt: skip
-    """Lines 8 and 9: overwrite standard normal `noise` ε with w = μ + εσ; `u` is overwritten too."""
-    _denominator(s, delta, gamma, u)
-    for epsilon, mean, root in zip(noise, mu, u, strict=True):
-        torch.addcmul(mean, epsilon, root.rsqrt_(), value=(tau / n) ** 0.5, out=epsilon)  # line 9
+    """Lines 8 and 9: θ = μ + ησ with σ² = τ/(n(s + δ̃ + γ)); θ may be the memory of η."""
+    root = _denominator(s, delta, gamma).rsqrt_()
+    torch.addcmul(mu, eta, root, value=(tau / n) ** 0.5, out=theta)
 
 
 def vogn_update(
-    mu: Tensors, m: Tensors, s: Tensors, g: Tensors, h: Tensors, u: Tensors,
-    *, alpha: float, beta1: float, beta2: float, delta: float | Tensors, gamma: float,
-    prior_mean: Tensors | None = None, h_factor: float = 1.0,
+    mu: Tensor, m: Tensor, s: Tensor, g: Tensor, h: Tensor,
+    *, alpha: float, beta1: float, beta2: float, delta: float | Tensor, gamma: float,
+    prior_mean: float | Tensor, h_factor: float,
 ) -> None:  # fmt: skip
     """Lines 17 to 19, in place in μ, m and s.
 
@@ -68,38 +67,23 @@ def vogn_update(
         s: The scaled precision.
         g: ĝ, the mean gradient.
         h: ĥ, the mean of squared per-example gradients, up to `h_factor`.
-        u: Overwritten.
         alpha: The learning rate.
         beta1: The momentum's decay.
         beta2: The weight of ĥ in s.
-        delta: δ̃, one number or one tensor for each.
+        delta: δ̃, one number or one of every entry.
         gamma: The damping.
-        prior_mean: The prior's mean, 0 if None.
+        prior_mean: The prior's mean, one number or one of every entry.
         h_factor: What to multiply `h` by.
     """
-    for momentum, gradient in zip(m, g, strict=True):
-        torch.add(gradient, momentum, alpha=beta1, out=momentum)
-    if prior_mean is not None:
-        torch._foreach_copy_(u, mu)
-        torch._foreach_sub_(u, prior_mean)
-    off = mu if prior_mean is None else u
-    if not isinstance(delta, float):
-        torch._foreach_addcmul_(m, off, delta)
-    elif delta != 0:
-        torch._foreach_add_(m, off, alpha=delta)  # line 17: m ← β1 m + ĝ + δ̃μ
-    torch._foreach_mul_(s, 1 - beta2)
-    torch._foreach_add_(s, h, alpha=beta2 * h_factor)  # line 18: s ← (1 − β2) s + β2 ĥ
-    _denominator(s, delta, gamma, u)
-    torch._foreach_addcdiv_(mu, m, u, value=-alpha)  # line 19: μ ← μ − α m/(s + δ̃ + γ)
+    torch.add(g, m, alpha=beta1, out=m)
+    add_scaled(m, mu - prior_mean, delta)  # line 17: m ← β1 m + ĝ + δ̃μ
+    s.mul_(1 - beta2).add_(h, alpha=beta2 * h_factor)  # line 18: s ← (1 − β2) s + β2 ĥ
+    mu.addcdiv_(m, _denominator(s, delta, gamma), value=-alpha)  # line 19: μ ← μ − α m/(s + δ̃ + γ)
 
 
-def _denominator(s: Tensors, delta: float | Tensors, gamma: float, u: Tensors) -> None:
-    """Write s + δ̃ + γ to `u`."""
-    for i, (precision, target) in enumerate(zip(s, u, strict=True)):
-        if isinstance(delta, float):
-            torch.add(precision, delta + gamma, out=target)
-        else:
-            torch.add(precision, delta[i], out=target).add_(gamma)
+def _denominator(s: Tensor, delta: float | Tensor, gamma: float) -> Tensor:
+    """The sum s + δ̃ + γ."""
+    return s + (delta + gamma) if isinstance(delta, float) else (s + delta).add_(gamma)
 
 
 @register(
@@ -272,33 +256,19 @@ class VOGN(WeightOptimizer):
             if id(p) not in self._fixed and (known or "precision" in self.state[p])
         ]  # fmt: skip
 
-    def _precision(self, group: dict[str, Any], p: Tensor) -> Tensor:
-        state = self.state[p]
-        if "precision" not in state:
-            start = group["initial_precision"]
-            state["step"] = 0
-            state["momentum"] = torch.zeros_like(p, requires_grad=False)
-            state["precision"] = torch.full_like(
-                p, 0.0 if start is None else start, requires_grad=False
-            )
-        return state["precision"]  # type: ignore[no-any-return]
+    def _precisions(self, group: dict[str, Any], params: Sequence[Tensor]) -> list[Tensor]:
+        start = group["initial_precision"]
+        fresh = [p for p in params if "precision" not in self.state[p]]
+        self._new_state(fresh, momentum=0.0, precision=0.0 if start is None else start)
+        return [self.state[p]["precision"] for p in params]
 
     def _perturb(self, group: dict[str, Any], params: list[Tensor], draws: list[Tensor]) -> None:
-        lists = [
-            draws, [p.detach() for p in params], [self._precision(group, p) for p in params],
-            *self._own_prior(group, params, False)[:1],
-        ]  # fmt: skip
-        if self.prior is None and kernels.fits(lists, self.generator):
-            spread = (self._tau(group) / self._n(group)) ** 0.5
-            shift = self._delta(group, False) + group["damping"]
-            kernels.run(kernels.Loop.DRAW, lists, (shift, spread), self.generator)
-            return
-        normals_(draws, self.generator)
-        for u, (noise, mu, s, *own) in self._blocks(lists):
-            vogn_draw(
-                noise, mu, s, u, delta=own[0] if own else self._delta(group, False),
-                gamma=group["damping"], tau=self._tau(group), n=self._n(group),
-            )  # fmt: skip
+        own = self._own_prior(group, params, False)
+        self._workspace.apply(
+            vogn_draw, [draws], [params, self._precisions(group, params)], self.generator,
+            eta_in=0, delta=own[0] if own else self._delta(group, False),
+            gamma=group["damping"], tau=self._tau(group), n=self._n(group),
+        )  # fmt: skip
 
     # Updating.
 
@@ -343,28 +313,20 @@ class VOGN(WeightOptimizer):
         first: bool,
         statistics: Statistics,
     ) -> None:
-        precisions = [self._precision(group, p) for p in params]
+        precisions = self._precisions(group, params)
         squares = [self._square(p, statistics) for p in params]
         known = (statistics.factor("square", p) for p in params if statistics.has("square", p))
         factor = next(known, 1.0)  # the same for all: they are of the same examples
-        lists = [
-            [p.detach() for p in params], [self.state[p]["momentum"] for p in params], precisions,
-            [statistics.value("gradient", p) for p in params], squares,
-            *self._own_prior(group, params, fixed),
-        ]  # fmt: skip
-        alpha, beta1, gamma = group["lr"], self._beta1(group), group["damping"]
-        beta2 = 1.0 if first else group["betas"][1]  # without a start, s is the first ĥ
-        if self.prior is None and kernels.fits(lists, None):
-            delta = self._delta(group, fixed)
-            numbers = (alpha, beta1, 1 - beta2, beta2 * factor, delta, delta + gamma)
-            kernels.run(kernels.Loop.VOGN, lists, numbers)
-        else:
-            for u, (mu, m, s, g, h, *own) in self._blocks(lists):
-                vogn_update(
-                    mu, m, s, g, h, u, alpha=alpha, beta1=beta1, beta2=beta2,
-                    delta=own[0] if own else self._delta(group, fixed), gamma=gamma,
-                    prior_mean=own[1] if own else None, h_factor=factor,
-                )  # fmt: skip
+        own = self._own_prior(group, params, fixed)
+        self._workspace.apply(
+            vogn_update,
+            [params, [self.state[p]["momentum"] for p in params], precisions],
+            [[statistics.value("gradient", p) for p in params], squares],
+            alpha=group["lr"], beta1=self._beta1(group),
+            beta2=1.0 if first else group["betas"][1],  # without a start, s is the first ĥ
+            delta=own[0] if own else self._delta(group, fixed), gamma=group["damping"],
+            prior_mean=own[1] if own else 0.0, h_factor=factor,
+        )  # fmt: skip
         for p in params:
             self.state[p]["step"] += 1
 

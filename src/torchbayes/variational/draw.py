@@ -25,15 +25,37 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from torchbayes import kernels
 from torchbayes.core.noise import normal_
-from torchbayes.core.pool import Pool
+from torchbayes.core.workspace import Workspace
 from torchbayes.prior import Prior
 from torchbayes.variational.flat_weights import Slab
 from torchbayes.variational.kl import KLTerm, Part, kl_term
 from torchbayes.variational.softplus import bounds, softplus
 
-__all__ = ["Draw", "Drawn", "Spread"]
+__all__ = ["Draw", "Drawn", "Spread", "bbb_draw", "bbb_gradients"]
+
+
+def bbb_draw(
+    w: Tensor, epsilon: Tensor, std: Tensor, slope: Tensor, mean: Tensor, rho: Tensor, eta: Tensor,
+    *, low: float, high: float,
+) -> None:  # fmt: skip
+    """Write a draw w = μ + σε, ε = η, σ = softplus(ρ) and dσ/dρ to the first four; ε may be η's memory."""
+    softplus(std, slope, rho, low=low, high=high)
+    torch.addcmul(mean, std, eta, out=w)
+    epsilon.copy_(eta)
+
+
+def bbb_gradients(
+    to_mean: Tensor, to_rho: Tensor, g: Tensor, epsilon: Tensor, std: Tensor, slope: Tensor,
+    mean: Tensor, *, scale: float, m: float, delta: float,
+) -> None:  # fmt: skip
+    """Write Δμ = g + s δ(μ−m) and Δρ = dσ/dρ (g ε + s (δσ − 1/σ)) to the first two.
+
+    `g` is ∂f/∂w, s is the weight `scale` of the KL term, and N(m, 1/δ) is the prior.
+    """
+    torch.add(g, mean, alpha=scale * delta, out=to_mean).sub_(scale * delta * m)
+    torch.mul(g, epsilon, out=to_rho).add_(std, alpha=scale * delta)
+    to_rho.addcdiv_(std.new_ones(()), std, value=-scale).mul_(slope)
 
 
 class Spread(Enum):
@@ -78,7 +100,7 @@ class _Slot:
     It must not refer to the draw's outputs: a cycle through the graph would keep their memory in use.
     """
 
-    pool: Pool
+    space: Workspace
     slab: Slab
     names: list[str]
     term: KLTerm
@@ -91,36 +113,41 @@ class _Slot:
 
     def _start(self, parameters: Sequence[Tensor]) -> tuple[Part, Tensor]:
         """μ, with places for σ and its slope, and ρ, all flat."""
-        slab, pool, count = self.slab, self.pool, len(self.names)
-        mean, rho = slab.flat(pool, parameters[:count]), slab.flat(pool, parameters[count:])
-        return Part(mean, slab.take(pool), slab.take(pool)), rho
+        slab, space, count = self.slab, self.space, len(self.names)
+        mean, rho = slab.flat(space, parameters[:count]), slab.flat(space, parameters[count:])
+        return Part(mean, slab.take(space), slab.take(space)), rho
 
     def measure(self, parameters: Sequence[Tensor]) -> Part:
         """Work out μ and σ, flat."""
         part, rho = self._start(parameters)
-        softplus(rho, part.std, part.slope, self.slab.take(self.pool))
+        self._softplus(part, rho)
         return part
+
+    def _softplus(self, part: Part, rho: Tensor) -> None:
+        columns = [part.std], [part.slope]
+        self.space.apply(softplus, columns, [[rho]], **bounds(rho.dtype))
 
     def draw(self, parameters: Sequence[Tensor]) -> tuple[Part, list[Tensor], list[Tensor]]:
         """Measure and draw; the samples of the slab's weights, and their spreads if there are any."""
         part, rho = self._start(parameters)
-        sample, noise, spread = self.slab.take(self.pool), self.slab.take(self.pool), None
-        columns = [[sample], [noise], [part.std], [part.slope], [part.mean], [rho]]
-        if self.spread is Spread.NONE and kernels.fits(columns, self.generator):
+        sample, noise, spread = self.slab.take(self.space), self.slab.take(self.space), None
+        if self.spread is Spread.NONE:
             part.noise = noise
-            sums = kernels.run(kernels.Loop.BBB, columns, bounds(rho.dtype), self.generator)
-            part.sums = tuple(sums.tolist())
+            part.sums = self.space.apply(
+                bbb_draw, [[sample], [noise], [part.std], [part.slope]], [[part.mean], [rho]],
+                self.generator, eta_in=1, **bounds(rho.dtype),
+            )  # fmt: skip
         else:
-            softplus(rho, part.std, part.slope, sample)
+            self._softplus(part, rho)
             spread = self._sample(part, normal_(noise, self.generator), sample)
         if self.term.needs_sample:
             part.sample = sample
         spreads = [] if spread is None else self.slab.shaped(spread)
         # Not as views: autograd takes a view for changed whenever anything in its buffer has been.
-        samples = [weight.detach() for weight in self.slab.weights(self.pool, sample)]
+        samples = [weight.detach() for weight in self.slab.weights(self.space, sample)]
         return part, samples, [weight.detach() for weight in spreads]
 
-    def _sample(self, part: Part, noise: Tensor, out: Tensor) -> Tensor | None:
+    def _sample(self, part: Part, noise: Tensor, out: Tensor) -> Tensor:
         """Write w = μ + σε to `out`; what the estimator needs of the spread."""
         if self.spread is Spread.DEVIATION:
             part.deviation = noise.mul_(part.std)
@@ -128,15 +155,13 @@ class _Slot:
             return part.deviation
         part.noise = noise
         torch.addcmul(part.mean, part.std, noise, out=out)
-        if self.spread is Spread.VARIANCE:
-            return torch.mul(part.std, part.std, out=self.slab.take(self.pool))
-        return None
+        return torch.mul(part.std, part.std, out=self.slab.take(self.space))
 
     def value(self) -> Tensor:
         """The slab's share of the KL term."""
         if self.kl is None:
             assert self.part is not None
-            self.kl = self.term.value(self.pool, self.slab, self.names, self.part)
+            self.kl = self.term.value(self.space, self.slab, self.names, self.part)
         return self.kl
 
     def gradients(
@@ -148,19 +173,19 @@ class _Slot:
         spreads: Sequence[Tensor | None],
     ) -> tuple[Tensor | None, Tensor]:
         """The gradients of μ and ρ from those of the samples, means, spreads and the KL term."""
-        pool, slab, term = self.pool, self.slab, self.term
+        space, slab, term = self.space, self.slab, self.term
         to_sample, to_mean, to_spread = (
-            slab.flat_gradient(pool, given) for given in (samples, means, spreads)
+            slab.flat_gradient(space, given) for given in (samples, means, spreads)
         )
         if scale:
-            to_sample = term.to_sample(pool, part, scale, to_sample)
+            to_sample = term.to_sample(space, part, scale, to_sample)
             flats = self._fused_gradients(part, scale, to_sample, to_mean)
             if flats is not None:
                 return flats
         to_deviation = to_sample
         if self.spread is Spread.DEVIATION:
             to_deviation = _sum(to_sample, to_spread)
-        to_std = slab.take(pool)
+        to_std = slab.take(space)
         if to_deviation is None:
             to_std.zero_()
         else:
@@ -169,8 +194,8 @@ class _Slot:
             to_std.addcmul_(to_spread, part.std, value=2)
         to_mean = _sum(to_sample, to_mean)
         if scale:
-            term.to_std(pool, slab, self.names, part, scale, to_std)
-            to_mean = term.to_mean(pool, slab, self.names, part, scale, to_mean)
+            term.to_std(space, slab, self.names, part, scale, to_std)
+            to_mean = term.to_mean(space, slab, self.names, part, scale, to_mean)
         return to_mean, to_std.mul_(part.slope)
 
     def _fused_gradients(
@@ -181,14 +206,12 @@ class _Slot:
         plain = self.spread is Spread.NONE and to_mean is None
         if not plain or to_sample is None or part.noise is None or moments is None:
             return None
-        outs = self.slab.take(self.pool), self.slab.take(self.pool)
+        outs = self.slab.take(self.space), self.slab.take(self.space)
         given = to_sample, part.noise, part.std, part.slope, part.mean
-        columns = [[tensor] for tensor in (*outs, *given)]
-        if not kernels.fits(columns, None):
-            return None
-        m, delta = moments
-        numbers = (scale, scale * delta, scale * delta * m)
-        kernels.run(kernels.Loop.BBB_GRADIENTS, columns, numbers)
+        self.space.apply(
+            bbb_gradients, [[out] for out in outs], [[tensor] for tensor in given],
+            scale=scale, m=moments[0], delta=moments[1],
+        )  # fmt: skip
         return outs
 
 
@@ -202,7 +225,7 @@ class Draw:
     """One draw of a Gaussian over some weights; without noise, the Gaussian alone.
 
     Args:
-        pool: Where large tensors come from.
+        space: Where large tensors come from.
         slabs: The weights in slabs.
         names: The weights' names.
         means: Their μ.
@@ -220,7 +243,7 @@ class Draw:
 
     def __init__(
         self,
-        pool: Pool,
+        space: Workspace,
         slabs: list[Slab],
         names: list[str],
         means: Sequence[Tensor],
@@ -240,7 +263,7 @@ class Draw:
         drawn: dict[int, Drawn] = {}
         for slab in slabs:  # one after the other, while what they share is in the cache
             own = [names[i] for i in slab.indices]
-            slot = _Slot(pool, slab, own, self._term, spread, generator, kl)
+            slot = _Slot(space, slab, own, self._term, spread, generator, kl)
             *outputs, token = _DrawFunction.apply(  # type: ignore[no-untyped-call]
                 slot, noise, *(means[i] for i in slab.indices), *(rhos[i] for i in slab.indices)
             )

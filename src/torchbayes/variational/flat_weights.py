@@ -11,11 +11,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from torchbayes.core.pool import Pool
+from torchbayes.core.workspace import LARGE, Workspace
 
 __all__ = ["Slab", "slabs_of"]
 
-_LARGE = 1 << 16
 # In elements. Matrix products may round differently on memory that is less aligned than torch's own.
 _ALIGNMENT = 64
 
@@ -42,17 +41,17 @@ class Slab:
         self._strides = [weight.stride() for weight in self.members]
         self._spans = [-(-_extent(w) // _ALIGNMENT) * _ALIGNMENT for w in self.members]
 
-    def take(self, pool: Pool) -> Tensor:
+    def take(self, space: Workspace) -> Tensor:
         """A buffer for one number per weight."""
-        return pool.take(self.count, self.dtype, self.device)
+        return space.take(self.count, self.dtype, self.device)
 
-    def flat(self, pool: Pool, tensors: Sequence[Tensor]) -> Tensor:
+    def flat(self, space: Workspace, tensors: Sequence[Tensor]) -> Tensor:
         """One tensor for each of the slab's weights as one flat tensor."""
         if self._plain:
             return tensors[0].reshape(-1)
-        return torch.cat([tensor.reshape(-1) for tensor in tensors], out=self.take(pool))
+        return torch.cat([tensor.reshape(-1) for tensor in tensors], out=self.take(space))
 
-    def flat_gradient(self, pool: Pool, gradients: Sequence[Tensor | None]) -> Tensor | None:
+    def flat_gradient(self, space: Workspace, gradients: Sequence[Tensor | None]) -> Tensor | None:
         """Like `flat`, where a missing gradient counts as 0; None if all are missing."""
         if all(gradient is None for gradient in gradients):
             return None
@@ -61,18 +60,18 @@ class Slab:
             nothing.expand(shape) if gradient is None else gradient
             for gradient, shape in zip(gradients, self._shapes, strict=True)
         ]
-        return self.flat(pool, filled)
+        return self.flat(space, filled)
 
     def shaped(self, flat: Tensor) -> list[Tensor]:
         """The flat tensor's pieces in the weights' shapes, sharing its memory."""
         pieces = flat.split(self._sizes)
         return [piece.view(shape) for piece, shape in zip(pieces, self._shapes, strict=True)]
 
-    def weights(self, pool: Pool, flat: Tensor) -> list[Tensor]:
+    def weights(self, space: Workspace, flat: Tensor) -> list[Tensor]:
         """Like `shaped`, but aligned and laid out in memory as the weights themselves are."""
         if self._plain:
             return self.shaped(flat)
-        pieces = pool.take(sum(self._spans), self.dtype, self.device).split(self._spans)
+        pieces = space.take(sum(self._spans), self.dtype, self.device).split(self._spans)
         result = [
             piece.as_strided(shape, stride, piece.storage_offset())
             for piece, shape, stride in zip(pieces, self._shapes, self._strides, strict=True)
@@ -92,7 +91,7 @@ def slabs_of(weights: Sequence[Tensor]) -> list[Slab]:
     large: list[list[int]] = []
     small: dict[tuple[torch.dtype, torch.device], list[int]] = {}
     for index, weight in enumerate(weights):
-        if weight.numel() >= _LARGE:
+        if weight.numel() >= LARGE:
             large.append([index])
         else:
             small.setdefault((weight.dtype, weight.device), []).append(index)

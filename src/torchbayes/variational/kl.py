@@ -17,21 +17,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from torchbayes import kernels
-from torchbayes.core.pool import Pool
+from torchbayes.core.workspace import LARGE, Workspace
 from torchbayes.prior import GaussianPrior, Prior, ScaleMixturePrior
 from torchbayes.variational.flat_weights import Slab
-from torchbayes.variational.softplus import bounds
 
 __all__ = ["GaussianKL", "KLTerm", "MixtureKL", "Part", "kl_term"]
-
-_FEW = 1 << 14
 
 _Number = TypeVar("_Number", float, Tensor)
 
@@ -58,7 +54,7 @@ class Part:
     sample: Tensor | None = None
     deviation: Tensor | None = None
     pull: Tensor | None = None
-    sums: tuple[float, ...] | None = None
+    sums: list[float] | None = None
 
     def times_noise(self, factor: Tensor, out: Tensor) -> Tensor:
         """`factor` · ε."""
@@ -86,13 +82,13 @@ def _sum_of_squares(flat: Tensor) -> Tensor:
     return torch.add(rest, norms.double().square().sum())
 
 
-def _log_sum(pool: Pool, std: Tensor) -> Tensor:
+def _log_sum(space: Workspace, std: Tensor) -> Tensor:
     """Σ log σ: of large tensors by the logarithms of products of four, which are a quarter of the work."""
     rows = std.numel() // 4
-    if rows < _FEW or std.device.type != "cpu" or not _multiplies(std):
-        return _sum(torch.log(std, out=pool.like(std)))
+    if std.numel() < LARGE or std.device.type != "cpu" or not _multiplies(std):
+        return _sum(torch.log(std, out=space.like(std)))
     first, second, third, fourth = std[: 4 * rows].view(4, rows)
-    product = torch.mul(first, second, out=pool.like(std)[:rows]).mul_(third).mul_(fourth)
+    product = torch.mul(first, second, out=space.like(std)[:rows]).mul_(third).mul_(fourth)
     return _sum(product.log_()) + _sum(std[4 * rows :].log())
 
 
@@ -132,7 +128,7 @@ class KLTerm:
     complete = False
     needs_sample = False
 
-    def value(self, pool: Pool, slab: Slab, names: list[str], part: Part) -> Tensor:
+    def value(self, space: Workspace, slab: Slab, names: list[str], part: Part) -> Tensor:
         """The slab's share of the term, a number in double precision."""
         normaliser = 0.5 * math.log(2 * math.pi) * slab.count
         if part.sums is not None:
@@ -141,20 +137,22 @@ class KLTerm:
         one = torch.ones((), dtype=slab.dtype, device=slab.device)
         noise = part.noise
         if noise is None:
-            noise = part.times_noise(one, slab.take(pool))
-        return -0.5 * _sum_of_squares(noise) - _log_sum(pool, part.std) - normaliser
+            noise = part.times_noise(one, slab.take(space))
+        return -0.5 * _sum_of_squares(noise) - _log_sum(space, part.std) - normaliser
 
     def moments(self) -> tuple[float, float] | None:
         """The m and δ of `to_mean`, δ(μ−m), and of `to_std`, δσ − 1/σ; None if they are not two numbers."""
         return 0.0, 0.0
 
-    def to_sample(self, pool: Pool, part: Part, scale: float, grad: Tensor | None) -> Tensor | None:
+    def to_sample(
+        self, space: Workspace, part: Part, scale: float, grad: Tensor | None
+    ) -> Tensor | None:
         """`grad`, the gradient of the drawn weights, with the term's own added, times `scale`."""
         return grad
 
     def to_mean(
         self,
-        pool: Pool,
+        space: Workspace,
         slab: Slab,
         names: list[str],
         part: Part,
@@ -165,7 +163,7 @@ class KLTerm:
         return grad
 
     def to_std(
-        self, pool: Pool, slab: Slab, names: list[str], part: Part, scale: float, grad: Tensor
+        self, space: Workspace, slab: Slab, names: list[str], part: Part, scale: float, grad: Tensor
     ) -> None:
         """Add the term's gradient of σ that does not come by way of the draw to `grad`, in place."""
         _subtract_reciprocal(grad, part.std, scale)
@@ -184,7 +182,9 @@ class GaussianKL(KLTerm):
     def __init__(self, prior: GaussianPrior) -> None:
         self._prior = prior
 
-    def _moments(self, pool: Pool, slab: Slab, names: list[str]) -> tuple[Tensor, Tensor] | None:
+    def _moments(
+        self, space: Workspace, slab: Slab, names: list[str]
+    ) -> tuple[Tensor, Tensor] | None:
         """The prior's m and δ for each weight, or None where they are two numbers."""
         mean, precision = self._prior.mean, self._prior.precision
         if not isinstance(mean, dict) and not isinstance(precision, dict):
@@ -194,7 +194,7 @@ class GaussianKL(KLTerm):
             m, delta = self._prior.moments(name, weight.detach())
             means.append(m.expand_as(weight))
             precisions.append(delta.expand_as(weight))
-        return slab.flat(pool, means), slab.flat(pool, precisions)
+        return slab.flat(space, means), slab.flat(space, precisions)
 
     def moments(self) -> tuple[float, float] | None:
         """The prior's m and δ."""
@@ -203,13 +203,13 @@ class GaussianKL(KLTerm):
             return None
         return float(mean), float(precision)
 
-    def value(self, pool: Pool, slab: Slab, names: list[str], part: Part) -> Tensor:
+    def value(self, space: Workspace, slab: Slab, names: list[str], part: Part) -> Tensor:
         """The closed form, summed over the slab."""
         known = self.moments()
         if part.sums is not None and known is not None and known[0] == 0:
             stds, means, logs, _ = part.sums
             return _double(_closed_form(slab.count, stds + means, logs, known[1]), slab)
-        moments = self._moments(pool, slab, names)
+        moments = self._moments(space, slab, names)
         if moments is not None:
             m, delta = (moment.double() for moment in moments)
             mean, std = part.mean.double(), part.std.double()
@@ -219,11 +219,11 @@ class GaussianKL(KLTerm):
         number, precision = float(self._prior.mean), float(self._prior.precision)  # type: ignore[arg-type]
         distance = part.mean if number == 0 else part.mean - number
         quadratic = _sum_of_squares(part.std) + _sum_of_squares(distance)
-        return _closed_form(slab.count, quadratic, _log_sum(pool, part.std), precision)
+        return _closed_form(slab.count, quadratic, _log_sum(space, part.std), precision)
 
     def to_mean(
         self,
-        pool: Pool,
+        space: Workspace,
         slab: Slab,
         names: list[str],
         part: Part,
@@ -232,8 +232,8 @@ class GaussianKL(KLTerm):
     ) -> Tensor | None:
         """Add δ (μ−m)."""
         start = torch.zeros((), dtype=slab.dtype, device=slab.device) if grad is None else grad
-        out = slab.take(pool)
-        moments = self._moments(pool, slab, names)
+        out = slab.take(space)
+        moments = self._moments(space, slab, names)
         if moments is not None:
             torch.sub(part.mean, moments[0], out=out)
             return torch.addcmul(start, out, moments[1], value=scale, out=out)
@@ -242,10 +242,10 @@ class GaussianKL(KLTerm):
         return out if number == 0 else out.sub_(scale * precision * number)
 
     def to_std(
-        self, pool: Pool, slab: Slab, names: list[str], part: Part, scale: float, grad: Tensor
+        self, space: Workspace, slab: Slab, names: list[str], part: Part, scale: float, grad: Tensor
     ) -> None:
         """Add δσ − 1/σ."""
-        moments = self._moments(pool, slab, names)
+        moments = self._moments(space, slab, names)
         if moments is None:
             grad.add_(part.std, alpha=scale * float(self._prior.precision))  # type: ignore[arg-type]
             _subtract_reciprocal(grad, part.std, scale)
@@ -253,6 +253,24 @@ class GaussianKL(KLTerm):
         delta = moments[1]
         grad.addcmul_(part.std, delta, value=scale)
         grad.addcdiv_((delta > 0).to(grad.dtype), part.std, value=-scale)
+
+
+def mixture(pull: Tensor, w: Tensor, *, wide: float, excess: float, odds: float) -> list[Tensor]:
+    """Write the scale mixture prior's −∂log p/∂w to `pull`, as `MixtureKL` has it.
+
+    Args:
+        pull: To be overwritten.
+        w: The drawn weights.
+        wide: 1/σ₁².
+        excess: 1/σ₂² − 1/σ₁².
+        odds: u at w = 0.
+
+    Returns:
+        Σw² and Σ softplus(u).
+    """
+    u = torch.addcmul(w.new_full((), odds), w, w, value=-0.5 * excess)
+    torch.sigmoid(u, out=pull).mul_(excess).add_(wide).mul_(w)
+    return [_sum_of_squares(w), _sum(F.softplus(u))]
 
 
 class MixtureKL(KLTerm):
@@ -276,36 +294,29 @@ class MixtureKL(KLTerm):
         self._odds = math.log((1 - prior.pi) / prior.pi) + math.log(prior.std1 / prior.std2)
         self._peak = math.log(prior.pi) - math.log(prior.std1) - 0.5 * math.log(2 * math.pi)
 
-    def _log_odds(self, pool: Pool, sample: Tensor) -> Tensor:
-        start = torch.full((), self._odds, dtype=sample.dtype, device=sample.device)
-        return torch.addcmul(
-            start, sample, sample, value=-0.5 * self._excess, out=pool.like(sample)
-        )
-
-    def value(self, pool: Pool, slab: Slab, names: list[str], part: Part) -> Tensor:
+    def value(self, space: Workspace, slab: Slab, names: list[str], part: Part) -> Tensor:
         """The estimate of log q(w) − log p(w) by the draw in hand."""
         assert part.sample is not None
-        first_half = super().value(pool, slab, names, part)
-        columns = [[pool.like(part.sample)], [part.sample]]
-        if kernels.fits(columns, None):
-            numbers = (self._wide, self._excess, self._odds, *bounds(part.sample.dtype))
-            sums: list[float] = kernels.run(kernels.Loop.MIXTURE, columns, numbers).tolist()
-            part.pull = columns[0][0]
-            far = slab.count * self._peak - 0.5 * self._wide * sums[0]
-            return first_half - far - sums[1]
-        odds = self._log_odds(pool, part.sample)
-        shares = _sum(F.softplus(odds, out=odds))  # type: ignore[call-arg]
-        wide = slab.count * self._peak - 0.5 * self._wide * _sum_of_squares(part.sample)
-        return first_half - wide - shares
+        first_half = super().value(space, slab, names, part)
+        part.pull, sums = self._pull(space, part.sample)
+        second_half: Tensor = slab.count * self._peak - 0.5 * self._wide * sums[0] + sums[1]
+        return first_half - second_half
 
-    def to_sample(self, pool: Pool, part: Part, scale: float, grad: Tensor | None) -> Tensor | None:
+    def _pull(self, space: Workspace, sample: Tensor) -> tuple[Tensor, list[Any]]:
+        pull = space.like(sample)
+        sums = space.apply(
+            mixture, [[pull]], [[sample]], wide=self._wide, excess=self._excess, odds=self._odds
+        )
+        assert sums is not None
+        return pull, sums
+
+    def to_sample(
+        self, space: Workspace, part: Part, scale: float, grad: Tensor | None
+    ) -> Tensor | None:
         """Add −∂log p/∂w."""
         assert part.sample is not None
-        pull = part.pull
-        if pull is None:
-            pull = self._log_odds(pool, part.sample).sigmoid_()
-            pull.mul_(self._excess).add_(self._wide).mul_(part.sample)
-        out = pool.like(pull)  # the pull itself may be asked for again
+        pull = self._pull(space, part.sample)[0] if part.pull is None else part.pull
+        out = space.like(pull)  # the pull itself may be asked for again
         if grad is None:
             return torch.mul(pull, scale, out=out)
         return torch.add(grad, pull, alpha=scale, out=out)

@@ -28,8 +28,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from torchbayes.core.pool import Pool
 from torchbayes.core.registry import register
+from torchbayes.core.workspace import Workspace
 from torchbayes.posterior import Gaussian, Weights, Wrapper, snapshot
 from torchbayes.prior import GaussianPrior, Prior, as_prior
 from torchbayes.variational.draw import Draw, Spread
@@ -37,7 +37,7 @@ from torchbayes.variational.estimators import Estimator, shared_draw
 from torchbayes.variational.flat_weights import Slab, slabs_of
 from torchbayes.variational.kl import kl_term
 from torchbayes.variational.selection import aliases, chosen, places, tree
-from torchbayes.variational.softplus import inverse_softplus, softplus
+from torchbayes.variational.softplus import bounds, inverse_softplus, softplus
 
 __all__ = ["MeanField"]
 
@@ -49,13 +49,13 @@ class _Scratch:
     """What a mean field keeps between calls that is no part of its state; copies are empty.
 
     Attributes:
-        pool: Large tensors to be used again.
+        space: Large tensors to be used again.
         last: The last draw.
         asked: Whether `kl` was called for the last draw, so that it is likely to be for the next.
     """
 
     def __init__(self) -> None:
-        self.pool = Pool()
+        self.space = Workspace()
         self.last: Draw | None = None
         self.asked = True
         self._slabs: list[Slab] = []
@@ -173,7 +173,7 @@ class MeanField(Wrapper):
         self._scratch.last = None  # so that its buffers are free for this draw
         means, rhos = self._means_and_rhos()
         draw = Draw(
-            self._scratch.pool,
+            self._scratch.space,
             self._scratch.slabs(means),
             self._names,
             means,
@@ -246,7 +246,8 @@ class MeanField(Wrapper):
         result: Weights = {}
         for name, rho in zip(self._names, self._means_and_rhos()[1], strict=True):
             result[name] = torch.empty_like(rho)
-            softplus(rho, result[name], torch.empty_like(rho), torch.empty_like(rho))
+            columns = [result[name]], [torch.empty_like(rho)]
+            self._scratch.space.apply(softplus, columns, [[rho]], **bounds(rho.dtype))
         return result
 
     def posterior(self) -> Gaussian:

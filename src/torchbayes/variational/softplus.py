@@ -3,42 +3,32 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchbayes import kernels
-
 __all__ = ["bounds", "inverse_softplus", "softplus"]
 
 
-def softplus(rho: Tensor, out: Tensor, slope: Tensor, scratch: Tensor) -> None:
-    """Write σ = log(1 + exp ρ) to `out` and dσ/dρ to `slope`.
+def softplus(std: Tensor, slope: Tensor, rho: Tensor, *, low: float, high: float) -> None:
+    """Write σ = log(1 + exp ρ) to `std` and dσ/dρ = exp ρ / (1 + exp ρ) to `slope`.
 
-    ρ is held where neither exp ρ nor σ leaves the type's range: σ is never 0 and the slope never NaN.
-
-    Args:
-        rho: ρ.
-        out: For σ.
-        slope: For dσ/dρ = exp ρ / (1 + exp ρ).
-        scratch: To be overwritten.
+    ρ is held between `low` and `high`, where neither exp ρ nor σ leaves the type's range (`bounds`): σ is
+    never 0 and the slope never NaN.
     """
-    low, high = bounds(rho.dtype)
-    if kernels.fits([[out], [slope], [rho]], None):
-        kernels.run(kernels.Loop.SOFTPLUS, [[out], [slope], [rho]], (low, high))
-        return
     if rho.device.type == "cpu" and _between(rho, low, high):
         torch.exp(rho, out=slope)  # reading ρ twice costs less than writing it once more
     else:
         torch.clamp(rho, low, high, out=slope).exp_()
-    torch.log1p(slope, out=out)
-    slope.div_(torch.add(slope, 1, out=scratch))
+    torch.log1p(slope, out=std)
+    slope.div_(slope + 1)
 
 
-def bounds(dtype: torch.dtype) -> tuple[float, float]:
-    """Where ρ is held: the least and the greatest."""
+def bounds(dtype: torch.dtype) -> dict[str, Any]:
+    """Where ρ is held: its least and its greatest value, `low` and `high`."""
     limits = torch.finfo(dtype)
-    return math.log(limits.tiny) + 0.01, 0.9 * math.log(limits.max)
+    return {"low": math.log(limits.tiny) + 0.01, "high": 0.9 * math.log(limits.max)}
 
 
 def _between(tensor: Tensor, low: float, high: float) -> bool:

@@ -25,7 +25,6 @@ from torchbayes.average import (
 from torchbayes.checks.nuts import compare_to_nuts
 from torchbayes.checks.verify import verify
 from torchbayes.core.storage import PosteriorFileError
-from torchbayes.curvature import KroneckerGaussian
 from torchbayes.data import load_data
 from torchbayes.likelihood import Categorical, GaussianNoise, Likelihood, Observation
 from torchbayes.optim import (
@@ -43,6 +42,7 @@ from torchbayes.optim import (
 from torchbayes.posterior import (
     Gaussian,
     Generated,
+    KroneckerGaussian,
     LowRankGaussian,
     Point,
     Posterior,

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 import torchbayes as tb
 from torchbayes.core import storage
 from torchbayes.models.lenet import lenet5
-from torchbayes.posterior import Posterior
-from torchbayes.variational.dropout import DropoutPosterior
+from torchbayes.posterior import DropoutPosterior, Posterior
 
 
 def seeded(seed: int = 0) -> torch.Generator:

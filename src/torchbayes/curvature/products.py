@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["CHUNK", "LARGE", "Scratch", "add_products", "products_of_pairs"]
+__all__ = ["CHUNK", "LARGE", "Scratch", "add_products"]
 
 CHUNK = 2**20
 """Numbers that a kept buffer holds, unless one example needs more."""
@@ -79,27 +79,3 @@ def add_products(
         else:
             sums.add_(product.sum(0))
             squares.add_(product.mul_(product).sum(0))
-
-
-def products_of_pairs(x: Tensor, g: Tensor, total: Tensor, fresh: bool) -> None:
-    """Add Σᵢ (Σₜ gᵢₜ xᵢₜᵀ)² to `total`, of shape (outputs, inputs), by products of pairs of positions.
-
-    (Σₜ aₜ)² = Σₜ aₜ² + 2 Σ_{s<t} aₛaₜ, and each term is one matrix product over the examples: with one
-    position that is (g∘g)ᵀ(x∘x).
-
-    Args:
-        x: Of shape (examples, positions, inputs).
-        g: Of shape (examples, positions, outputs).
-        total: Where to add, or what to overwrite.
-        fresh: Whether to overwrite.
-    """
-    positions = x.shape[1]
-    if positions == 1:
-        total.addmm_(g[:, 0].square().t(), x[:, 0].square(), beta=0.0 if fresh else 1.0)
-        return
-    for shift in range(positions):
-        size = positions - shift
-        a = (x[:, :size] * x[:, shift:]).flatten(0, 1)
-        b = (g[:, :size] * g[:, shift:]).flatten(0, 1)
-        beta = 0.0 if fresh and shift == 0 else 1.0
-        total.addmm_(b.t(), a, beta=beta, alpha=1.0 if shift == 0 else 2.0)

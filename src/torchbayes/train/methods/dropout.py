@@ -5,9 +5,10 @@ from __future__ import annotations
 from torch import nn
 
 from torchbayes.likelihood import Likelihood
+from torchbayes.posterior import DropoutPosterior
 from torchbayes.train.method import Method, Plan, register
 from torchbayes.train.methods.map import point_optimizer
-from torchbayes.variational.dropout import DropoutPosterior, MCDropout
+from torchbayes.variational import MCDropout
 
 __all__ = ["DropoutMethod"]
 

@@ -1,11 +1,8 @@
-"""Monte-Carlo dropout: the baseline of the VOGN paper.
+"""Weights and the dropout they were trained with; a draw is a set of masks.
 
-Y. Gal and Z. Ghahramani, Dropout as a Bayesian Approximation, ICML 2016. As in the VOGN paper's baseline,
-dropout comes after every convolution and linear (here also recurrent) layer but the last and before the
-non-linearity, on single activations.
-
-Deviation: in a draw for prediction one mask serves all examples, so that a draw is one function of the
-input. For a single example its distribution is the same as that of masks drawn per example.
+Deviation from Y. Gal and Z. Ghahramani (ICML 2016): in a draw one mask serves all examples, so that a draw is
+one function of the input. For a single example its distribution is the same as that of masks drawn per
+example.
 """
 
 from __future__ import annotations
@@ -15,20 +12,20 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from torchbayes.posterior import Posterior, Weights, Wrapper, snapshot
+from torchbayes.posterior.posterior import Posterior, Weights
 
-__all__ = ["DropoutPosterior", "MCDropout"]
+__all__ = ["DropoutPosterior", "check_share", "dropped_layers", "hooked"]
 
 _SEED = "dropout.seed"
 _Drop = Callable[[Tensor, int], Tensor]  # outputs and the dimension that counts the examples
 _LAYERS = (nn.Linear, _ConvNd, nn.RNNBase)
 
 
-def _dropped_layers(model: nn.Module, layers: Sequence[str] | None) -> list[str]:
+def dropped_layers(model: nn.Module, layers: Sequence[str] | None) -> list[str]:
+    """Check the names in `layers`; without them, name every layer with weights but the last."""
     weighted = [n for n, m in model.named_modules() if isinstance(m, _LAYERS)]
     if layers is None:
         if len(weighted) < 2:
@@ -46,14 +43,15 @@ def _dropped_layers(model: nn.Module, layers: Sequence[str] | None) -> list[str]
     return list(layers)
 
 
-def _check_share(p: float) -> float:
+def check_share(p: float) -> float:
+    """Give `p` back if it is a share of activations that can be dropped."""
     if not 0 < p < 1:
         raise ValueError(f"p is {p:g}: expected the share of activations to drop, between 0 and 1")
     return p
 
 
 @contextmanager
-def _hooked(model: nn.Module, layers: Sequence[str], drop: _Drop) -> Iterator[None]:
+def hooked(model: nn.Module, layers: Sequence[str], drop: _Drop) -> Iterator[None]:
     """Pass the outputs of the named modules through `drop` inside the block; no trace is left."""
     modules = dict(model.named_modules())
     handles = []
@@ -89,7 +87,7 @@ class DropoutPosterior(Posterior):
         self, weights: Weights, p: float, layers: Sequence[str], *, model_name: str = ""
     ) -> None:
         self._weights = {name: tensor.detach().clone() for name, tensor in weights.items()}
-        self.p, self.layers, self.model_name = _check_share(p), list(layers), model_name
+        self.p, self.layers, self.model_name = check_share(p), list(layers), model_name
 
     def mean(self) -> Weights:
         """The weights, to be used without dropout."""
@@ -118,13 +116,13 @@ class DropoutPosterior(Posterior):
             mask.bernoulli_(1 - self.p, generator=generator)
             return outputs * mask.div_(1 - self.p)
 
-        with _hooked(model, self.layers, drop):
+        with hooked(model, self.layers, drop):
             return super().call(model, weights, *args, **kwargs)
 
     def check(self, model: nn.Module) -> None:
         """Raise a `ValueError` that names the first weight or layer that `model` does not have."""
         super().check(model)
-        _dropped_layers(model, self.layers)
+        dropped_layers(model, self.layers)
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: tuple(tensor.shape) for name, tensor in self._weights.items()}
@@ -138,59 +136,3 @@ class DropoutPosterior(Posterior):
     @classmethod
     def _from_file(cls, groups: dict[str, Weights], settings: dict[str, Any]) -> DropoutPosterior:
         return cls(groups["mean"], float(settings["p"]), [str(n) for n in settings["layers"]])
-
-
-class MCDropout(Wrapper, DropoutPosterior):
-    """Any network with dropout after its convolutions and linear layers; itself a `Posterior`.
-
-    Called in training mode it drops activations, each example with a mask of its own; in evaluation mode
-    it is the plain network. Train it with any optimiser, then predict with
-    `tb.predictive(model, net, inputs)`. The wrapped network's class and weight names stay as they are.
-
-    Args:
-        model: The network, whose weights are shared, not copied.
-        p: The probability that an activation is dropped.
-        layers: The names of the modules whose outputs are dropped; by default every convolution and
-            linear layer except the last.
-
-    Example:
-        >>> import torch, torchbayes as tb
-        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3))
-        >>> net = tb.MCDropout(model, p=0.1)
-        >>> net.layers
-        ['0']
-        >>> p = tb.predictive(model, net, torch.randn(5, 2), samples=10)
-        >>> p.draws
-        10
-    """
-
-    def __init__(
-        self, model: nn.Module, p: float = 0.1, layers: Sequence[str] | None = None
-    ) -> None:
-        _check_share(p)
-        Wrapper.__init__(self, model)
-        self.p, self.layers = p, _dropped_layers(model, layers)
-        self.model_name = type(model).__name__
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the network, with dropout in training mode."""
-        if not self.training:
-            return self.model(*args, **kwargs)
-        with _hooked(self.model, self.layers, lambda outputs, _: F.dropout(outputs, self.p)):
-            return self.model(*args, **kwargs)
-
-    def mean(self) -> Weights:
-        """The network's weights as they are now."""
-        return snapshot(self.model)
-
-    def _shapes(self) -> dict[str, tuple[int, ...]]:
-        named = [*self.model.named_parameters(), *self.model.named_buffers()]
-        return {name: tuple(tensor.shape) for name, tensor in named}
-
-    def posterior(self) -> DropoutPosterior:
-        """A copy of what has been learned so far."""
-        return DropoutPosterior(self.mean(), self.p, self.layers, model_name=self.model_name)
-
-    def save(self, path: Any) -> None:
-        """Write `posterior()` to a file."""
-        self.posterior().save(path)

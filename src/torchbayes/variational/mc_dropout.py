@@ -1,0 +1,75 @@
+"""Monte-Carlo dropout: the baseline of the VOGN paper.
+
+Y. Gal and Z. Ghahramani, Dropout as a Bayesian Approximation, ICML 2016. As in the VOGN paper's baseline,
+dropout comes after every convolution and linear (here also recurrent) layer but the last and before the
+non-linearity, on single activations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch.nn.functional as F
+from torch import nn
+
+from torchbayes.posterior import DropoutPosterior, Weights, Wrapper, snapshot
+from torchbayes.posterior.dropout import check_share, dropped_layers, hooked
+
+__all__ = ["MCDropout"]
+
+
+class MCDropout(Wrapper, DropoutPosterior):
+    """Any network with dropout after its convolutions and linear layers; itself a `Posterior`.
+
+    Called in training mode it drops activations, each example with a mask of its own; in evaluation mode
+    it is the plain network. Train it with any optimiser, then predict with
+    `tb.predictive(model, net, inputs)`. The wrapped network's class and weight names stay as they are.
+
+    Args:
+        model: The network, whose weights are shared, not copied.
+        p: The probability that an activation is dropped.
+        layers: The names of the modules whose outputs are dropped; by default every convolution and
+            linear layer except the last.
+
+    Example:
+        >>> import torch, torchbayes as tb
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3))
+        >>> net = tb.MCDropout(model, p=0.1)
+        >>> net.layers
+        ['0']
+        >>> p = tb.predictive(model, net, torch.randn(5, 2), samples=10)
+        >>> p.draws
+        10
+    """
+
+    def __init__(
+        self, model: nn.Module, p: float = 0.1, layers: Sequence[str] | None = None
+    ) -> None:
+        check_share(p)
+        Wrapper.__init__(self, model)
+        self.p, self.layers = p, dropped_layers(model, layers)
+        self.model_name = type(model).__name__
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the network, with dropout in training mode."""
+        if not self.training:
+            return self.model(*args, **kwargs)
+        with hooked(self.model, self.layers, lambda outputs, _: F.dropout(outputs, self.p)):
+            return self.model(*args, **kwargs)
+
+    def mean(self) -> Weights:
+        """The network's weights as they are now."""
+        return snapshot(self.model)
+
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        named = [*self.model.named_parameters(), *self.model.named_buffers()]
+        return {name: tuple(tensor.shape) for name, tensor in named}
+
+    def posterior(self) -> DropoutPosterior:
+        """A copy of what has been learned so far."""
+        return DropoutPosterior(self.mean(), self.p, self.layers, model_name=self.model_name)
+
+    def save(self, path: Any) -> None:
+        """Write `posterior()` to a file."""
+        self.posterior().save(path)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from scipy.special import betaincinv
 from torch import Tensor
 
 from torchbayes.posthoc._labels import checked
@@ -27,6 +26,8 @@ _SHARES = 20
 
 def risk_bound(errors: int, answered: int, delta: float) -> float:
     """The error rate that `errors` of `answered` exclude at level δ: Clopper and Pearson's upper bound."""
+    from scipy.special import betaincinv  # late: it takes a third of a second to import
+
     if errors >= answered:
         return 1.0
     return float(betaincinv(errors + 1, answered - errors, 1 - delta))

@@ -13,7 +13,6 @@ import math
 from dataclasses import dataclass
 
 import torch
-from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from torchbayes.posthoc._labels import checked
@@ -66,6 +65,8 @@ def temperature_scaling(predictive: ClassPredictive, targets: Tensor) -> Tempera
         >>> round(float(scale(sure).confidence[0]), 3)
         0.7
     """
+    from scipy.optimize import minimize_scalar  # late: it takes a third of a second to import
+
     probs, labels = checked(predictive, targets)
     log_probs = probs.clamp_min(torch.finfo(torch.float32).tiny).log()
     index = labels.unsqueeze(1)

@@ -156,9 +156,8 @@ class flipout(Estimator):
     Example:
         >>> import torch, torchbayes as tb
         >>> net = tb.MeanField(torch.nn.Linear(3, 2), estimator=tb.flipout)
-        >>> out = net(torch.ones(8, 3))
-        >>> bool((out == out[0]).all()), dict(net.rule_hits)
-        (False, {'weight': 1})
+        >>> len(net(torch.ones(8, 3)).unique(dim=0)) > 1   # equal examples meet different weights
+        True
     """
 
     spread = Spread.DEVIATION

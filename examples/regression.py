@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 import torchbayes as tb
-from torchbayes.data.toy import curve_data, toy_curve
+from torchbayes.data.builtin import curve_data, toy_curve
 from torchbayes.models import mlp
 from torchbayes.plots.curve import regression_figure
 

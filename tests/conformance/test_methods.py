@@ -13,31 +13,12 @@ import torchbayes as tb
 from torchbayes.core.registry import FAMILIES
 from torchbayes.posterior import Samples, Weights
 from torchbayes.train.method import Plan
-from torchbayes.train.progress import Progress
 from torchbayes.train.registry import METHODS
 
+from ..stopping import StopAfter, Stopped
 from .problems import ODD_MODULES, blobs, small_net
 
 every_method = pytest.mark.parametrize("method", list(METHODS))
-
-
-class Stopped(Exception):
-    """Stands for a kill: the process gets no chance to tidy up."""
-
-
-class StopAfter(Progress):
-    """Ends the run after some steps, between the step and the next checkpoint."""
-
-    def __init__(self, steps: int) -> None:
-        self.left = steps
-
-    def start(self, name: str, total: int, done: int) -> None:
-        pass
-
-    def advance(self, loss: float) -> None:
-        self.left -= 1
-        if self.left == 0:
-            raise Stopped
 
 
 def tensors(posterior: tb.Posterior) -> Weights:

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from torchbayes.curvature import Capture, check_mean_loss
+from torchbayes.core.batch import check_mean_loss
+from torchbayes.curvature import Capture
 
 
 def network() -> nn.Sequential:

@@ -18,7 +18,7 @@ import pytest
 import scipy.io
 
 from torchbayes.data import download
-from torchbayes.data.download import RemoteFile
+from torchbayes.data.source import RemoteFile
 
 
 @dataclass
@@ -87,7 +87,6 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache folder, and no folder named by the environment."""
     folder = tmp_path / "cache"
-    monkeypatch.setattr(download, "cache_folder", lambda: folder)
     monkeypatch.setattr("torchbayes.data.source.cache_folder", lambda: folder)
     monkeypatch.delenv("TORCHBAYES_DATA", raising=False)
     return folder

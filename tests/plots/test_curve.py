@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from torch import nn
 
 import torchbayes as tb
-from torchbayes.data.toy import curve_data, toy_curve
+from torchbayes.data.builtin import curve_data, toy_curve
 from torchbayes.plots.curve import regression_figure
 
 

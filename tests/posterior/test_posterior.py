@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +17,7 @@ from torch import Tensor, nn
 
 import torchbayes as tb
 from torchbayes.core import storage
-from torchbayes.posterior import Posterior
+from torchbayes.posterior import DropoutPosterior, Posterior
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -438,10 +440,17 @@ def posteriors() -> list[Posterior]:
         tb.LowRankGaussian(mean, std, factors, model_name="Net"),
         tb.LowRankGaussian(mean, {}, {}),
         samples,
+        tb.KroneckerGaussian(
+            mean,
+            {"float": torch.rand(2, 2)},
+            {"float": torch.rand(3, 3)},
+            std={"double": std["double"]},
+        ),
+        DropoutPosterior(mean, 0.2, ["0", "body.fc"], model_name="Net"),
     ]
 
 
-@pytest.mark.parametrize("index", range(7))
+@pytest.mark.parametrize("index", range(9))
 def test_every_kind_comes_back_as_it_was(index: int, tmp_path: Path) -> None:
     posterior = posteriors()[index]
     path = tmp_path / "runs" / "posterior.safetensors"
@@ -458,6 +467,23 @@ def test_every_kind_comes_back_as_it_was(index: int, tmp_path: Path) -> None:
         assert all(same(a, b) for a, b in zip(back, posterior, strict=True))
     back.save(path)  # over the file that it was read from
     assert same(tb.load(path).mean(), posterior.mean())
+
+
+@pytest.mark.parametrize("package", ["torchbayes", "torchbayes.posterior"])
+def test_every_kind_is_known_to_a_fresh_process(package: str, tmp_path: Path) -> None:
+    """Reading a file must not depend on what else the process happens to have imported."""
+    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    generated = tb.Hypernet(net, "all-in-one").posterior()
+    saved = {type(posterior): posterior for posterior in [*posteriors(), generated]}
+    assert {kind.kind for kind in saved} == set(Posterior.kinds)
+    for kind, posterior in saved.items():
+        posterior.save(tmp_path / kind.__name__)
+    code = (
+        f"import sys, {package} as tb\n"
+        "for path in sys.argv[1:]:\n"
+        "    assert type(tb.load(path)).__name__ == path.rpartition('/')[2], path\n"
+    )
+    subprocess.run([sys.executable, "-c", code, *map(str, tmp_path.iterdir())], check=True)
 
 
 def test_what_was_read_does_not_change_with_the_file(tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ import torchbayes as tb
 from torchbayes.models import resnetpp20
 from torchbayes.prior import resnetpp_prior
 from torchbayes.train.chains import Collection
-from torchbayes.train.progress import Progress
 
 from ..processes import torchbayes
+from ..stopping import StopAfter, Stopped
 
 INPUTS = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
 TARGETS = (INPUTS[:, 0] > 0).long()
@@ -35,23 +35,6 @@ def fit(method: str = "atmc", **options: Any) -> tb.Run:
 def bank(run: tb.Run) -> list[torch.Tensor]:
     assert isinstance(run.posterior, tb.Samples)
     return [torch.cat([t.reshape(-1) for t in w.values()]) for w in run.posterior]
-
-
-class Stopped(Exception):
-    pass
-
-
-class StopAfter(Progress):
-    def __init__(self, steps: int) -> None:
-        self.left = steps
-
-    def start(self, name: str, total: int, done: int) -> None:
-        pass
-
-    def advance(self, loss: float) -> None:
-        self.left -= 1
-        if self.left == 0:
-            raise Stopped
 
 
 # -- Which states are kept ----------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from torchbayes.train.progress import Progress
 from torchbayes.train.run_folder import RunError, RunFolder
 
 from ..conformance.problems import blobs, small_net
+from ..stopping import StopAfter, Stopped
 
 
 def made(seed: int = 0) -> nn.Module:
@@ -314,21 +315,6 @@ def test_an_ensemble_of_a_network_without_a_factory_needs_resettable_layers() ->
     assert not torch.equal(first["0.weight"], second["0.weight"])
 
 
-class StopAfter(Progress):
-    """Ends the run after some steps as a kill would."""
-
-    def __init__(self, steps: int) -> None:
-        self.left = steps
-
-    def start(self, name: str, total: int, done: int) -> None:
-        pass
-
-    def advance(self, loss: float) -> None:
-        self.left -= 1
-        if self.left == 0:
-            raise InterruptedError
-
-
 def test_streamed_data_trains_and_resumes_like_data_in_memory(tmp_path: Path) -> None:
     """Image files read by worker processes with augmentation, stopped in the middle of an epoch."""
     from PIL import Image
@@ -356,7 +342,7 @@ def test_streamed_data_trains_and_resumes_like_data_in_memory(tmp_path: Path) ->
 
         settings = {"method": "map", "epochs": 3, "checkpoint_seconds": 0}
         folder = tmp_path / f"run-{stream}"
-        with pytest.raises(InterruptedError):
+        with pytest.raises(Stopped):
             tb.fit(net, loader(), folder=folder, progress=StopAfter(7), **settings)
         run = tb.fit(net, loader(), folder=folder, resume=True, progress=False, **settings)
         results[stream] = run.posterior.mean()

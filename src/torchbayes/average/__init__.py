@@ -1,6 +1,5 @@
 """Averages: of the weights along another optimiser's path, and of networks with drawn weights."""
 
-from torchbayes.average.batchnorm import recalibrated_samples
 from torchbayes.average.branching import branching
 from torchbayes.average.freeze import freeze
 from torchbayes.average.hwa import HWA
@@ -8,6 +7,7 @@ from torchbayes.average.parallelizing import parallelizing
 from torchbayes.average.swa import SWA
 from torchbayes.average.swag import SWAG
 from torchbayes.average.widening import widening
+from torchbayes.predict.batchnorm import recalibrated_samples
 
 __all__ = [
     "HWA",

@@ -25,7 +25,7 @@ from typing import Protocol
 
 from torch import nn
 
-from torchbayes.average.gaussian import GaussianAverager
+from torchbayes.average.gaussian_averager import GaussianAverager
 from torchbayes.core.registry import register
 from torchbayes.posterior import Gaussian, Weights
 

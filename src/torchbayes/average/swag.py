@@ -18,7 +18,7 @@ from __future__ import annotations
 from torch import nn
 
 from torchbayes.average.averager import look_at
-from torchbayes.average.gaussian import GaussianAverager
+from torchbayes.average.gaussian_averager import GaussianAverager
 from torchbayes.core.parameters import trainable
 from torchbayes.core.registry import register
 from torchbayes.posterior import Weights

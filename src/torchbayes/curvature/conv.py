@@ -11,7 +11,7 @@ that convolution's with input and output gradient exchanged.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,21 +20,20 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from torchbayes.curvature.arguments import autocast_dtype, bind, no_autocast, ntuple
-from torchbayes.curvature.linear import PAIRS_UP_TO
-from torchbayes.curvature.products import CHUNK, Scratch, add_products, products_of_pairs
-from torchbayes.curvature.record import Record, VectorRecord, wide
+from torchbayes.core.workspace import Workspace
+from torchbayes.curvature.accumulate import Record, Use, VectorRecord, wide
+from torchbayes.curvature.linear import (
+    PAIRS_UP_TO,
+    autocast_tensors,
+    no_autocast,
+    products_of_pairs,
+)
+from torchbayes.curvature.products import CHUNK, add_products
 
 if TYPE_CHECKING:
-    from torchbayes.curvature.accumulate import Use
     from torchbayes.curvature.capture import Capture
 
 __all__ = ["ConvRecord", "Geometry", "conv", "conv_transpose"]
-
-_CONV = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
-_TRANSPOSED = (
-    "input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ class _Patches:
     Copying from a strided view is several times as fast as `F.unfold`.
     """
 
-    def __init__(self, x: Tensor, kernel: list[int], at: Geometry, scratch: Scratch) -> None:
+    def __init__(self, x: Tensor, kernel: list[int], at: Geometry, scratch: Workspace) -> None:
         self.scratch = scratch
         if any(at.padding):
             padded = [n + 2 * p for n, p in zip(x.shape[2:], at.padding, strict=True)]
@@ -120,7 +119,7 @@ class ConvRecord(Record):
     """
 
     def __init__(
-        self, target: Tensor, x: Tensor, g: Tensor, geometry: Geometry, scratch: Scratch
+        self, target: Tensor, x: Tensor, g: Tensor, geometry: Geometry, scratch: Workspace
     ) -> None:
         super().__init__(target, x.shape[0])
         self.x, self.g, self.geometry, self.scratch = wide(x), wide(g), geometry, scratch
@@ -245,32 +244,33 @@ class _Conv(torch.autograd.Function):
         return ordinary[0], ordinary[1] if grad_w is None else grad_w, grad_b, None, None, None
 
 
+def _ntuple(value: int | Sequence[int], count: int) -> list[int]:
+    """One number per dimension."""
+    values = [value] if isinstance(value, int) else list(value)
+    return values * count if len(values) == 1 else values
+
+
 def _apply(
-    capture: Capture, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
-    given: dict[str, Any], at: Geometry,
-) -> Any:  # fmt: skip
-    x: Tensor = given["input"]
-    weight, bias = capture.tracker.target(given["weight"]), capture.tracker.target(given["bias"])
-    first = bias if weight is None else weight
+    capture: Capture, func: Callable[..., Tensor], args: tuple[Any, ...], at: Geometry
+) -> Tensor:
+    tracker = capture.tracker
+    x, weight, bias = args[:3]
+    target, shift = tracker.target(weight), tracker.target(bias)
+    first = shift if target is None else target
     assert first is not None
-    if x.dim() != given["weight"].dim():
+    if x.dim() != weight.dim():
         raise ValueError(
-            f"{capture.tracker.describe(first)} convolves one example without a batch dimension: give the "
-            "model a batch"
+            f"{tracker.describe(first)} convolves one example without a batch dimension: give the model "
+            "a batch"
         )
-    capture.tracker.check_examples(x.shape[0], first)
-    bias_use = None if bias is None else capture.use(bias)
-    factors = None if weight is None else capture.factors.get(id(weight))
-    factor_use: Use | None = None
-    if weight is None or factors is not None:
-        output: Tensor = func(*args, **kwargs)
-        factor_use = None if weight is None else capture.use(weight)
-    else:
-        tensors = [x, given["weight"], given["bias"]]
-        dtype = autocast_dtype(x)
-        if dtype is not None:
-            tensors = [t if t is None else t.to(dtype) for t in tensors]
-        return _Conv.apply(*tensors, at, capture.use(weight), bias_use)  # type: ignore[no-untyped-call]
+    tracker.check_examples(x.shape[0], first)
+    bias_use = None if shift is None else capture.use(shift)
+    factors = None if target is None else capture.factors.get(id(target))
+    if target is not None and factors is None:
+        tensors = autocast_tensors(x, weight, bias)
+        return _Conv.apply(*tensors, at, capture.use(target), bias_use)  # type: ignore[no-any-return, no-untyped-call]
+    output = func(*args)
+    factor_use = None if target is None else capture.use(target)
     data = x.detach()
 
     def arrived(gradient: Tensor) -> None:
@@ -292,50 +292,54 @@ def _apply(
 
 
 def conv(
-    capture: Capture, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    capture: Capture,
+    func: Callable[..., Tensor],
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: str | int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
 ) -> Any:
-    """The rule for `F.conv1d`, `F.conv2d` and `F.conv3d`."""
-    given = bind(_CONV, args, kwargs, bias=None, stride=1, padding=0, dilation=1, groups=1)
-    x = given["input"]
-    if capture.tracker.is_constant(x):
-        return capture.other(func, args, kwargs)
-    dims = given["weight"].dim() - 2
-    stride, dilation = ntuple(given["stride"], dims), ntuple(given["dilation"], dims)
-    padding = given["padding"]
+    """The rule for `torch.conv1d`, `torch.conv2d` and `torch.conv3d`."""
+    if capture.tracker.is_constant(input):
+        return capture.other(func, (input, weight, bias, stride, padding, dilation, groups))
+    dims = weight.dim() - 2
+    steps, spacing = _ntuple(stride, dims), _ntuple(dilation, dims)
     if padding == "valid":
         padding = 0
     elif padding == "same":
-        total = [d * (k - 1) for d, k in zip(dilation, given["weight"].shape[2:], strict=True)]
+        total = [d * (k - 1) for d, k in zip(spacing, weight.shape[2:], strict=True)]
         if any(t % 2 for t in total):
             # As torch does: the odd one goes after.
-            x = F.pad(x, [amount for t in reversed(total) for amount in (0, t % 2)])
+            input = F.pad(input, [amount for t in reversed(total) for amount in (0, t % 2)])
         padding = [t // 2 for t in total]
-    at = Geometry(stride, ntuple(padding, dims), dilation, given["groups"])
-    given["input"] = x
-    args = (x, given["weight"], given["bias"], stride, at.padding, dilation, at.groups)
-    return _apply(capture, func, args, {}, given, at)
+    assert not isinstance(padding, str)
+    at = Geometry(steps, _ntuple(padding, dims), spacing, groups)
+    given = (input, weight, bias, steps, at.padding, spacing, groups)
+    return _apply(capture, func, given, at)
 
 
 def conv_transpose(
-    capture: Capture, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    capture: Capture,
+    func: Callable[..., Tensor],
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    output_padding: int | Sequence[int] = 0,
+    groups: int = 1,
+    dilation: int | Sequence[int] = 1,
 ) -> Any:
-    """The rule for `F.conv_transpose1d`, `F.conv_transpose2d` and `F.conv_transpose3d`."""
-    given = bind(
-        _TRANSPOSED,
-        args,
-        kwargs,
-        bias=None,
-        stride=1,
-        padding=0,
-        output_padding=0,
-        groups=1,
-        dilation=1,
-    )
-    if capture.tracker.is_constant(given["input"]):
-        return capture.other(func, args, kwargs)
-    dims = given["weight"].dim() - 2
+    """The rule for `torch.conv_transpose1d`, `torch.conv_transpose2d` and `torch.conv_transpose3d`."""
+    given = (input, weight, bias, stride, padding, output_padding, groups, dilation)
+    if capture.tracker.is_constant(input):
+        return capture.other(func, given)
+    dims = weight.dim() - 2
     at = Geometry(
-        ntuple(given["stride"], dims), ntuple(given["padding"], dims), ntuple(given["dilation"], dims),
-        given["groups"], True, tuple(ntuple(given["output_padding"], dims)),
+        _ntuple(stride, dims), _ntuple(padding, dims), _ntuple(dilation, dims), groups, True,
+        tuple(_ntuple(output_padding, dims)),
     )  # fmt: skip
-    return _apply(capture, func, args, kwargs, given, at)
+    return _apply(capture, func, given, at)

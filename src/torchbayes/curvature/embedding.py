@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from torchbayes.curvature.arguments import bind
-from torchbayes.curvature.record import Record, wide
+from torchbayes.curvature.accumulate import Record, wide
 
 if TYPE_CHECKING:
     from torchbayes.curvature.capture import Capture
@@ -50,27 +49,32 @@ class _LookupRecord(Record):
 
 
 def embedding(
-    capture: Capture, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    capture: Capture,
+    func: Callable[..., Tensor],
+    weight: Tensor,
+    indices: Tensor,
+    padding_idx: int = -1,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
 ) -> Any:
-    """The rule for `torch.embedding(weight, indices, padding_idx, scale_grad_by_freq, sparse)`."""
-    names = ("weight", "indices", "padding_idx", "scale_grad_by_freq", "sparse")
-    given = bind(names, args, kwargs, padding_idx=-1, scale_grad_by_freq=False, sparse=False)
-    weight, indices = capture.tracker.target(given["weight"]), given["indices"]
-    if weight is None or capture.tracker.is_constant(indices):
-        return capture.other(func, args, kwargs)
-    for option in ("scale_grad_by_freq", "sparse"):
-        if given[option]:
+    """The rule for `torch.embedding`."""
+    given = (weight, indices, padding_idx, scale_grad_by_freq, sparse)
+    target = capture.tracker.target(weight)
+    if target is None or capture.tracker.is_constant(indices):
+        return capture.other(func, given)
+    for option, is_set in (("scale_grad_by_freq", scale_grad_by_freq), ("sparse", sparse)):
+        if is_set:
             raise ValueError(
-                f"{capture.tracker.describe(weight)} belongs to an embedding with {option}=True, whose "
+                f"{capture.tracker.describe(target)} belongs to an embedding with {option}=True, whose "
                 f"gradient is not the plain one: set {option}=False"
             )
-    capture.tracker.check_examples(indices.shape[0] if indices.dim() > 0 else 1, weight)
-    output: Tensor = func(*args, **kwargs)
-    use = capture.use(weight)
+    capture.tracker.check_examples(indices.shape[0] if indices.dim() > 0 else 1, target)
+    output = func(*given)
+    use = capture.use(target)
 
     def arrived(gradient: Tensor) -> None:
         with torch._C.DisableTorchFunction(), torch.no_grad():
-            use.arrived(_LookupRecord(weight, indices, gradient, given["padding_idx"]))
+            use.arrived(_LookupRecord(target, indices, gradient, padding_idx))
 
     output.register_hook(arrived)
     return output

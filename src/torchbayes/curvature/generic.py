@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from torchbayes.curvature.accumulate import Record, VectorRecord, wide
 from torchbayes.curvature.derived import quiet_vmap, substitute
-from torchbayes.curvature.record import Record, VectorRecord, wide
 
 if TYPE_CHECKING:
     from torchbayes.curvature.capture import Capture

@@ -9,6 +9,7 @@ some examples at a time, instead of the ordinary gradient, which is their sum.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,18 +17,47 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from torchbayes.curvature.arguments import autocast_dtype, bind, no_autocast
-from torchbayes.curvature.products import add_products, products_of_pairs
-from torchbayes.curvature.record import Record, VectorRecord, wide
+from torchbayes.curvature.accumulate import Record, Use, VectorRecord, wide
+from torchbayes.curvature.products import add_products
 
 if TYPE_CHECKING:
-    from torchbayes.curvature.accumulate import Use
     from torchbayes.curvature.capture import Capture
 
-__all__ = ["PAIRS_UP_TO", "LinearRecord", "linear"]
+__all__ = [
+    "PAIRS_UP_TO",
+    "LinearRecord",
+    "autocast_tensors",
+    "linear",
+    "no_autocast",
+    "products_of_pairs",
+]
 
 PAIRS_UP_TO = 4
 """Positions up to which products of pairs are cheaper than the gradients of single examples."""
+
+
+def products_of_pairs(x: Tensor, g: Tensor, total: Tensor, fresh: bool) -> None:
+    """Add Σᵢ (Σₜ gᵢₜ xᵢₜᵀ)² to `total`, of shape (outputs, inputs), by products of pairs of positions.
+
+    (Σₜ aₜ)² = Σₜ aₜ² + 2 Σ_{s<t} aₛaₜ, and each term is one matrix product over the examples: with one
+    position that is (g∘g)ᵀ(x∘x).
+
+    Args:
+        x: Of shape (examples, positions, inputs).
+        g: Of shape (examples, positions, outputs).
+        total: Where to add, or what to overwrite.
+        fresh: Whether to overwrite.
+    """
+    positions = x.shape[1]
+    if positions == 1:
+        total.addmm_(g[:, 0].square().t(), x[:, 0].square(), beta=0.0 if fresh else 1.0)
+        return
+    for shift in range(positions):
+        size = positions - shift
+        a = (x[:, :size] * x[:, shift:]).flatten(0, 1)
+        b = (g[:, :size] * g[:, shift:]).flatten(0, 1)
+        beta = 0.0 if fresh and shift == 0 else 1.0
+        total.addmm_(b.t(), a, beta=beta, alpha=1.0 if shift == 0 else 2.0)
 
 
 class LinearRecord(Record):
@@ -72,6 +102,21 @@ def _rows(tensor: Tensor, sequence_batch: int | None) -> Tensor:
     return tensor.reshape(tensor.shape[0] if tensor.dim() > 1 else 1, -1, features)
 
 
+def autocast_tensors(x: Tensor, *weights: Tensor | None) -> list[Tensor | None]:
+    """The tensors of a linear map of `x` in the type that autocast would compute it in, if it is on."""
+    kind = x.device.type
+    if not torch.is_autocast_enabled(kind) or x.dtype == torch.float64:
+        return [x, *weights]
+    dtype = torch.get_autocast_dtype(kind)
+    return [t if t is None else t.to(dtype) for t in (x, *weights)]
+
+
+def no_autocast(tensor: Tensor) -> AbstractContextManager[Any]:
+    """Autocast off for a backward pass, whose tensors have their types already."""
+    kind = tensor.device.type
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
+
+
 class _SequenceLinear(torch.autograd.Function):
     """A linear map of sequences whose backward pass takes gradients per example."""
 
@@ -107,32 +152,32 @@ class _SequenceLinear(torch.autograd.Function):
 
 
 def linear(
-    capture: Capture, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    capture: Capture,
+    func: Callable[..., Tensor],
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
 ) -> Any:
-    """The rule for `F.linear(input, weight, bias)`."""
-    given = bind(("input", "weight", "bias"), args, kwargs, bias=None)
-    x: Tensor = given["input"]
-    if capture.tracker.is_constant(x):
-        return capture.other(func, args, kwargs)
-    weight, bias = capture.tracker.target(given["weight"]), capture.tracker.target(given["bias"])
-    batch = capture.tracker.sequence_batch
-    shape = _rows(x, batch).shape
-    first = bias if weight is None else weight
+    """The rule for `F.linear`."""
+    tracker = capture.tracker
+    if tracker.is_constant(input):
+        return capture.other(func, (input, weight, bias))
+    target, shift = tracker.target(weight), tracker.target(bias)
+    batch = tracker.sequence_batch
+    shape = _rows(input, batch).shape
+    first = shift if target is None else target
     assert first is not None
-    capture.tracker.check_examples(shape[0], first)
-    bias_use = None if bias is None else capture.use(bias)
-    factors = None if weight is None else capture.factors.get(id(weight))
-    if weight is not None and factors is None and shape[1] > PAIRS_UP_TO:
-        dtype = autocast_dtype(x)
-        tensors = [x, given["weight"], given["bias"]]
-        if dtype is not None:
-            tensors = [t if t is None else t.to(dtype) for t in tensors]
-        output: Tensor = _SequenceLinear.apply(*tensors, capture.use(weight), batch)  # type: ignore[no-untyped-call]
-        weight = None
+    tracker.check_examples(shape[0], first)
+    bias_use = None if shift is None else capture.use(shift)
+    factors = None if target is None else capture.factors.get(id(target))
+    if target is not None and factors is None and shape[1] > PAIRS_UP_TO:
+        tensors = autocast_tensors(input, weight, bias)
+        output: Tensor = _SequenceLinear.apply(*tensors, capture.use(target), batch)  # type: ignore[no-untyped-call]
+        target = None
     else:
-        output = func(*args, **kwargs)
-    weight_use = None if weight is None else capture.use(weight)
-    data = x.detach()
+        output = func(input, weight, bias)
+    weight_use = None if target is None else capture.use(target)
+    data = input.detach()
 
     def arrived(gradient: Tensor) -> None:
         with torch._C.DisableTorchFunction(), torch.no_grad():

@@ -8,55 +8,51 @@ loss through that example's activations.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from torchbayes.curvature.arguments import bind
+from torchbayes.curvature.accumulate import VectorRecord, wide
 from torchbayes.curvature.products import CHUNK
-from torchbayes.curvature.record import VectorRecord, wide
 
 if TYPE_CHECKING:
     from torchbayes.curvature.capture import Capture
 
 __all__ = ["batch_norm", "group_norm", "instance_norm", "layer_norm", "prelu", "rms_norm"]
 
-_BATCH = (
-    "input", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps", "cudnn_enabled",
-)  # fmt: skip
-_INSTANCE = (
-    "input", "weight", "bias", "running_mean", "running_var", "use_input_stats", "momentum", "eps",
-    "cudnn_enabled",
-)  # fmt: skip
-
 
 def _affine(
     capture: Capture,
     output: Tensor,
-    given: dict[str, Any],
+    weight: Tensor | None,
+    bias: Tensor | None,
     scale_gradients: Callable[[Tensor], Tensor],
     shift_gradients: Callable[[Tensor], Tensor],
-) -> None:
-    """Hook `output` for the gradients of a scale and a shift.
+) -> Tensor:
+    """Hook a layer's output for the gradients of its scale and shift.
 
     Args:
         capture: The capture.
         output: The layer's output.
-        given: Its arguments, `weight` and `bias` among them.
+        weight: The scale.
+        bias: The shift.
         scale_gradients: From the output's gradient to those of the scale, one row per example.
         shift_gradients: The same for the shift.
+
+    Returns:
+        The output.
     """
     tracker = capture.tracker
-    weight, bias = tracker.target(given["weight"]), tracker.target(given.get("bias"))
-    first = bias if weight is None else weight
+    scale, shift = tracker.target(weight), tracker.target(bias)
+    first = shift if scale is None else scale
     if first is None:
-        return
+        return output
     tracker.check_examples(output.shape[tracker.layout[0]], first)
     uses = [
         (capture.use(target), rule)
-        for target, rule in ((weight, scale_gradients), (bias, shift_gradients))
+        for target, rule in ((scale, scale_gradients), (shift, shift_gradients))
         if target is not None
     ]
 
@@ -67,6 +63,7 @@ def _affine(
                 use.arrived(VectorRecord(use.target, rule(g).view(-1, *use.target.shape)))
 
     output.register_hook(arrived)
+    return output
 
 
 def _over_positions(values: Tensor) -> Tensor:
@@ -89,22 +86,33 @@ def _by_channel(statistic: Tensor, x: Tensor) -> Tensor:
 
 
 def batch_norm(
-    capture: Capture, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    """The rule for `F.batch_norm`."""
-    given = bind(_BATCH, args, kwargs)
-    output: Tensor = func(*args, **kwargs)
-    x: Tensor = given["input"].detach()
-    if given["training"]:
+    capture: Capture,
+    func: Callable[..., Tensor],
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor,
+    running_var: Tensor,
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> Tensor:
+    """The rule for `torch.batch_norm`."""
+    output = func(
+        input, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled
+    )
+    x = input.detach()
+    if training:
         # torch keeps both for its own backward pass; if not under these names, they are computed again.
         mean = getattr(output.grad_fn, "_saved_result1", None)
         scale = getattr(output.grad_fn, "_saved_result2", None)
         if mean is None or scale is None or mean.numel() != x.shape[1]:
             var, mean = torch.var_mean(wide(x), [d for d in range(x.dim()) if d != 1], correction=0)
-            scale = (var + given["eps"]).rsqrt()
+            scale = (var + eps).rsqrt()
     else:
-        mean = given["running_mean"].clone()
-        scale = (given["running_var"] + given["eps"]).rsqrt()
+        mean = running_mean.clone()
+        scale = (running_var + eps).rsqrt()
     centre, rate = wide(mean), wide(scale)
 
     def scale_gradients(g: Tensor) -> Tensor:
@@ -117,8 +125,7 @@ def batch_norm(
             rows[start : start + step] = _over_positions(product)
         return rows.mul_(rate)
 
-    _affine(capture, output, given, scale_gradients, _over_positions)
-    return output
+    return _affine(capture, output, weight, bias, scale_gradients, _over_positions)
 
 
 def _standardised(rows: Tensor, eps: float) -> Tensor:
@@ -128,104 +135,129 @@ def _standardised(rows: Tensor, eps: float) -> Tensor:
 
 
 def layer_norm(
-    capture: Capture, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    """The rule for `F.layer_norm`."""
-    names = ("input", "normalized_shape", "weight", "bias", "eps", "cudnn_enable")
-    given = bind(names, args, kwargs, weight=None, bias=None, eps=1e-5)
-    output: Tensor = func(*args, **kwargs)
-    x, dims = given["input"].detach(), len(given["normalized_shape"])
+    capture: Capture,
+    func: Callable[..., Tensor],
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,
+) -> Tensor:
+    """The rule for `torch.layer_norm`."""
+    output = func(input, normalized_shape, weight, bias, eps, cudnn_enable)
+    x, dims = input.detach(), len(normalized_shape)
     summed = _over_rows(dims)
 
     def scale_gradients(g: Tensor) -> Tensor:
         rows = wide(x).flatten(x.dim() - dims)
-        return summed(_standardised(rows, given["eps"]).view(x.shape).mul_(g))
+        return summed(_standardised(rows, eps).view(x.shape).mul_(g))
 
-    _affine(capture, output, given, scale_gradients, summed)
-    return output
+    return _affine(capture, output, weight, bias, scale_gradients, summed)
 
 
 def rms_norm(
-    capture: Capture, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    """The rule for `F.rms_norm`."""
-    given = bind(
-        ("input", "normalized_shape", "weight", "eps"), args, kwargs, weight=None, eps=None
-    )
-    output: Tensor = func(*args, **kwargs)
-    x, dims = given["input"].detach(), len(given["normalized_shape"])
+    capture: Capture,
+    func: Callable[..., Tensor],
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+) -> Tensor:
+    """The rule for `torch.rms_norm`."""
+    x, dims = input.detach(), len(normalized_shape)
     summed = _over_rows(dims)
 
     def scale_gradients(g: Tensor) -> Tensor:
         rows = wide(x).flatten(x.dim() - dims)
-        eps = torch.finfo(x.dtype).eps if given["eps"] is None else given["eps"]
-        roots = (rows.square().mean(-1, keepdim=True) + eps).rsqrt()
+        least = torch.finfo(x.dtype).eps if eps is None else eps
+        roots = (rows.square().mean(-1, keepdim=True) + least).rsqrt()
         return summed((rows * roots).view(x.shape).mul_(g))
 
-    _affine(capture, output, given, scale_gradients, summed)
-    return output
+    output = func(input, normalized_shape, weight, eps)
+    return _affine(capture, output, weight, None, scale_gradients, summed)
 
 
 def group_norm(
-    capture: Capture, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    """The rule for `F.group_norm`."""
-    names = ("input", "num_groups", "weight", "bias", "eps", "cudnn_enabled")
-    given = bind(names, args, kwargs, weight=None, bias=None, eps=1e-5)
-    output: Tensor = func(*args, **kwargs)
-    x: Tensor = given["input"].detach()
+    capture: Capture,
+    func: Callable[..., Tensor],
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enabled: bool = True,
+) -> Tensor:
+    """The rule for `torch.group_norm`."""
+    x = input.detach()
 
     def scale_gradients(g: Tensor) -> Tensor:
-        rows = wide(x).reshape(x.shape[0], given["num_groups"], -1)
-        return _over_positions(_standardised(rows, given["eps"]).view(x.shape).mul_(g))
+        rows = wide(x).reshape(x.shape[0], num_groups, -1)
+        return _over_positions(_standardised(rows, eps).view(x.shape).mul_(g))
 
-    _affine(capture, output, given, scale_gradients, _over_positions)
-    return output
+    output = func(input, num_groups, weight, bias, eps, cudnn_enabled)
+    return _affine(capture, output, weight, bias, scale_gradients, _over_positions)
 
 
 def instance_norm(
-    capture: Capture, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    """The rule for `F.instance_norm`."""
-    given = bind(_INSTANCE, args, kwargs)
-    output: Tensor = func(*args, **kwargs)
-    x: Tensor = given["input"].detach()
-    if not given["use_input_stats"]:
-        mean, var = given["running_mean"].clone(), given["running_var"].clone()
+    capture: Capture,
+    func: Callable[..., Tensor],
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    use_input_stats: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> Tensor:
+    """The rule for `torch.instance_norm`."""
+    output = func(
+        input,
+        weight,
+        bias,
+        running_mean,
+        running_var,
+        use_input_stats,
+        momentum,
+        eps,
+        cudnn_enabled,
+    )
+    x = input.detach()
+    # The running statistics may change before the backward pass.
+    kept = None
+    if not use_input_stats:
+        assert running_mean is not None
+        assert running_var is not None
+        kept = running_mean.clone(), running_var.clone()
 
     def scale_gradients(g: Tensor) -> Tensor:
-        if given["use_input_stats"]:
-            return _over_positions(
-                _standardised(wide(x).flatten(2), given["eps"]).view(x.shape).mul_(g)
-            )
-        scale = _by_channel((var + given["eps"]).rsqrt(), x)
-        return _over_positions((wide(x) - _by_channel(mean, x)).mul_(scale).mul_(g))
+        if kept is None:
+            return _over_positions(_standardised(wide(x).flatten(2), eps).view(x.shape).mul_(g))
+        mean, scale = _by_channel(kept[0], x), _by_channel((kept[1] + eps).rsqrt(), x)
+        return _over_positions((wide(x) - mean).mul_(scale).mul_(g))
 
-    _affine(capture, output, given, scale_gradients, _over_positions)
-    return output
+    return _affine(capture, output, weight, bias, scale_gradients, _over_positions)
 
 
-def prelu(
-    capture: Capture, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    """The rule for `F.prelu`: the gradient of the slope is Σₚ gₚ min(xₚ, 0)."""
-    given = bind(("input", "weight"), args, kwargs)
-    x: Tensor = given["input"]
-    weight = capture.tracker.target(given["weight"])
-    if weight is None or capture.tracker.is_constant(x):
-        return capture.other(func, args, kwargs)
-    capture.tracker.check_examples(x.shape[0], weight)
-    output: Tensor = func(*args, **kwargs)
-    use, data = capture.use(weight), x.detach()
+def prelu(capture: Capture, func: Callable[..., Tensor], input: Tensor, weight: Tensor) -> Any:
+    """The rule for `torch.prelu`: the gradient of the slope is Σₚ gₚ min(xₚ, 0)."""
+    slope = capture.tracker.target(weight)
+    if slope is None or capture.tracker.is_constant(input):
+        return capture.other(func, (input, weight))
+    capture.tracker.check_examples(input.shape[0], slope)
+    output = func(input, weight)
+    use, data = capture.use(slope), input.detach()
 
     def arrived(gradient: Tensor) -> None:
         with torch._C.DisableTorchFunction(), torch.no_grad():
             slopes = wide(gradient) * wide(data).clamp(max=0)
-            if weight.numel() == 1:
+            if slope.numel() == 1:
                 slopes = slopes.flatten(1).sum(1, keepdim=True)
             elif slopes.dim() > 2:
                 slopes = slopes.flatten(2).sum(2)
-            use.arrived(VectorRecord(weight, slopes.view(-1, *weight.shape)))
+            use.arrived(VectorRecord(slope, slopes.view(-1, *slope.shape)))
 
     output.register_hook(arrived)
     return output

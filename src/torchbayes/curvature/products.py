@@ -10,9 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torchbayes.core.workspace import Workspace as Scratch
+from torchbayes.core.workspace import Workspace
 
-__all__ = ["CHUNK", "LARGE", "Scratch", "add_products", "products_of_pairs"]
+__all__ = ["CHUNK", "LARGE", "add_products"]
 
 CHUNK = 2**20
 """Numbers that a kept buffer holds, unless one example needs more."""
@@ -24,7 +24,7 @@ _TILE = 2**18
 
 
 def add_products(
-    left: Tensor, right: Tensor, sums: Tensor, squares: Tensor, fresh: bool, scratch: Scratch
+    left: Tensor, right: Tensor, sums: Tensor, squares: Tensor, fresh: bool, scratch: Workspace
 ) -> None:
     """Add Σᵢ LᵢRᵢ to `sums` and Σᵢ (LᵢRᵢ)² to `squares`, or overwrite both if they are fresh.
 
@@ -63,27 +63,3 @@ def add_products(
         else:
             sums.add_(product.sum(0))
             squares.add_(product.mul_(product).sum(0))
-
-
-def products_of_pairs(x: Tensor, g: Tensor, total: Tensor, fresh: bool) -> None:
-    """Add Σᵢ (Σₜ gᵢₜ xᵢₜᵀ)² to `total`, of shape (outputs, inputs), by products of pairs of positions.
-
-    (Σₜ aₜ)² = Σₜ aₜ² + 2 Σ_{s<t} aₛaₜ, and each term is one matrix product over the examples: with one
-    position that is (g∘g)ᵀ(x∘x).
-
-    Args:
-        x: Of shape (examples, positions, inputs).
-        g: Of shape (examples, positions, outputs).
-        total: Where to add, or what to overwrite.
-        fresh: Whether to overwrite.
-    """
-    positions = x.shape[1]
-    if positions == 1:
-        total.addmm_(g[:, 0].square().t(), x[:, 0].square(), beta=0.0 if fresh else 1.0)
-        return
-    for shift in range(positions):
-        size = positions - shift
-        a = (x[:, :size] * x[:, shift:]).flatten(0, 1)
-        b = (g[:, :size] * g[:, shift:]).flatten(0, 1)
-        beta = 0.0 if fresh and shift == 0 else 1.0
-        total.addmm_(b.t(), a, beta=beta, alpha=1.0 if shift == 0 else 2.0)

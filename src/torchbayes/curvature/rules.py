@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from torchbayes.curvature.composite import CELLS, LAYERS, recurrent, recurrent_cell
 from torchbayes.curvature.conv import conv, conv_transpose
 from torchbayes.curvature.embedding import embedding
 from torchbayes.curvature.linear import linear
@@ -19,7 +20,6 @@ from torchbayes.curvature.norm import (
     prelu,
     rms_norm,
 )
-from torchbayes.curvature.recurrent import CELLS, LAYERS, recurrent, recurrent_cell
 
 __all__ = ["RULES"]
 
@@ -41,4 +41,4 @@ RULES: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys(LAYERS, recurrent),
     **dict.fromkeys(CELLS, recurrent_cell),
 }
-"""From a torch function to its rule: called with the capture, the function and its arguments."""
+"""From a torch function to its rule, which takes the capture, the function and the function's arguments."""

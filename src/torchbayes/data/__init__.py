@@ -11,11 +11,11 @@ from torchbayes.core.batch import (
 from torchbayes.data.corruptions import CORRUPTIONS, corrupt
 from torchbayes.data.dataset import DataSet, Split
 from torchbayes.data.datasets import DATASETS, DataEntry, load_data, make_loader
-from torchbayes.data.error import DataError
 from torchbayes.data.folder import ImageFolder
 from torchbayes.data.images import read_image
 from torchbayes.data.loader import BatchLoader
 from torchbayes.data.ood import OutOfDistribution, noise_for, ood_for
+from torchbayes.data.source import DataError
 from torchbayes.data.stream import StreamLoader
 from torchbayes.data.transform import Chain, Normalise, PadCropFlip
 

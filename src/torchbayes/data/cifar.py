@@ -7,9 +7,7 @@ from pathlib import Path
 import torch
 
 from torchbayes.data.dataset import DataSet, Split
-from torchbayes.data.download import RemoteFile, read_members
-from torchbayes.data.error import DataError
-from torchbayes.data.source import Source, obtain
+from torchbayes.data.source import DataError, RemoteFile, Source, obtain
 from torchbayes.data.transform import PadCropFlip
 
 __all__ = ["CIFAR10", "load_cifar10", "read_cifar"]
@@ -57,6 +55,8 @@ def load_cifar10(data_dir: str | Path | None, download: bool) -> DataSet:
     if place.is_dir():
         contents = {name: bytearray((place / name).read_bytes()) for name in (*_TRAIN, _TEST)}
     else:
+        from torchbayes.data.download import read_members
+
         contents = read_members(place, _MEMBERS)
     train = [read_cifar(contents[name], place / name) for name in _TRAIN]
     return DataSet(

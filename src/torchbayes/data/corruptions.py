@@ -17,7 +17,6 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -110,6 +109,8 @@ def _pixelate(images: Tensor, level: int, generator: torch.Generator) -> Tensor:
 
 def _jpeg(images: Tensor, level: int, generator: torch.Generator) -> Tensor:
     """Compressed and read again by Pillow; channels that are not red, green and blue one by one."""
+    from PIL import Image
+
     colour = images.shape[1] == 3
     planes = images.permute(0, 2, 3, 1) if colour else images.flatten(0, 1)
     pixels = (planes * 255).round().to(torch.uint8).numpy()

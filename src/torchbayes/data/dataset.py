@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from torchbayes.data.error import DataError
 from torchbayes.data.folder import ImageFolder
+from torchbayes.data.source import DataError
 from torchbayes.data.transform import PadCropFlip
 
 __all__ = ["DataSet", "Split", "hold_out"]

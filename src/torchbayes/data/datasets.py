@@ -6,8 +6,10 @@ import difflib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+from torchbayes.data.builtin import load_curve, load_digits, load_moons
 from torchbayes.data.cifar import CIFAR10, load_cifar10
 from torchbayes.data.dataset import DataSet, Split, hold_out
 from torchbayes.data.folder import ImageFolder
@@ -17,7 +19,6 @@ from torchbayes.data.mnist import FASHION_MNIST, MNIST, load_fashion_mnist, load
 from torchbayes.data.source import Source, find
 from torchbayes.data.stream import StreamLoader
 from torchbayes.data.svhn import SVHN, load_svhn
-from torchbayes.data.toy import load_curve, load_digits, load_moons
 from torchbayes.data.transform import Chain, Normalise, Transform
 
 __all__ = ["DATASETS", "DataEntry", "load_data", "make_loader"]
@@ -195,21 +196,12 @@ def make_loader(
     transform: Transform = Normalise(data.mean, data.std)
     if augment and data.augment is not None:
         transform = Chain(data.augment, transform)
-    if isinstance(split, ImageFolder):
-        return StreamLoader(
-            split,
-            batch_size,
-            shuffle=shuffle,
-            seed=seed,
-            transform=transform,
-            drop_last=drop_last,
-            rank=rank,
-            world_size=world_size,
-            workers=workers,
-        )
-    return BatchLoader(
-        split.inputs,
-        split.targets,
+    loader = (
+        partial(StreamLoader, split, workers=workers)
+        if isinstance(split, ImageFolder)
+        else partial(BatchLoader, split.inputs, split.targets)
+    )
+    return loader(
         batch_size,
         shuffle=shuffle,
         seed=seed,

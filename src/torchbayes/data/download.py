@@ -14,7 +14,6 @@ import tarfile
 import tempfile
 import time
 import zlib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,34 +30,14 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from torchbayes.data.error import DataError
+from torchbayes.data.source import DataError, RemoteFile
 
-__all__ = ["RemoteFile", "cache_folder", "fetch", "unpack"]
+__all__ = ["fetch", "read_members", "unpack"]
 
 _TRIES = 3
 _TIMEOUT = (10.0, 60.0)
 _CHUNK = 1 << 16
 _pause = time.sleep
-
-
-@dataclass(frozen=True)
-class RemoteFile:
-    """A file to download.
-
-    Args:
-        name: Its name in the cache folder.
-        sha256: Published checksum.
-        mirrors: Full addresses, tried in turn.
-    """
-
-    name: str
-    sha256: str
-    mirrors: tuple[str, ...]
-
-
-def cache_folder() -> Path:
-    """Give the folder that downloads go to: the system's place for caches."""
-    return Path(pooch.os_cache("torchbayes"))
 
 
 def fetch(file: RemoteFile, folder: Path) -> Path:

@@ -11,8 +11,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from torchbayes.data.error import DataError
 from torchbayes.data.images import read_image
+from torchbayes.data.source import DataError
 
 __all__ = ["ImageFolder", "class_folders", "list_images"]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from torchbayes.data.error import DataError
+from torchbayes.data.source import DataError
 
 __all__ = ["read_idx"]
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from torchbayes.data.dataset import DataSet, Split
-from torchbayes.data.error import DataError
 from torchbayes.data.folder import ImageFolder, class_folders, list_images
 from torchbayes.data.images import probe, read_images
+from torchbayes.data.source import DataError
 from torchbayes.data.transform import PadCropFlip
 
 __all__ = ["STREAM_ABOVE", "load_folder"]

@@ -6,15 +6,16 @@ import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from PIL import Image
-from rich.console import Console
-from rich.progress import track
 from torch import Tensor
 
-from torchbayes.data.error import DataError
+from torchbayes.data.source import DataError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 __all__ = ["read_image", "read_images"]
 
@@ -33,6 +34,8 @@ def read_image(path: str | Path, shape: tuple[int, ...], *, random_crop: bool = 
         random_crop: Take a window of 8 % to 100 % of the area at proportions from 3:4 to 4:3
             instead (Szegedy et al. 2015, section 6), drawn from torch's global generator.
     """
+    from PIL import Image
+
     channels, height, width = shape
     try:
         with Image.open(path) as image:
@@ -59,6 +62,9 @@ def read_image(path: str | Path, shape: tuple[int, ...], *, random_crop: bool = 
 
 def read_images(paths: Sequence[str | Path], shape: tuple[int, ...]) -> Tensor:
     """Decode many image files into one uint8 tensor, on all cores, with a progress bar."""
+    from rich.console import Console
+    from rich.progress import track
+
     images = torch.empty((len(paths), *shape), dtype=torch.uint8)
     console = Console(stderr=True)
     with ThreadPoolExecutor() as pool:
@@ -82,6 +88,8 @@ def read_images(paths: Sequence[str | Path], shape: tuple[int, ...]) -> Tensor:
 
 def probe(paths: Sequence[str | Path]) -> tuple[int, int]:
     """Look at image headers: 1 if all are grey else 3 channels, and the median shorter side."""
+    from PIL import Image
+
     grey, sides = True, []
     for path in paths:
         try:
@@ -96,12 +104,14 @@ def probe(paths: Sequence[str | Path]) -> tuple[int, int]:
     return (1 if grey else 3), sorted(sides)[len(sides) // 2]
 
 
-def _converted(image: Image.Image, channels: int) -> Image.Image:
+def _converted(image: Image, channels: int) -> Image:
+    from PIL.Image import fromarray
+
     mode = "L" if channels == 1 else "RGB"
     if image.mode.startswith("I"):
         # 16-bit grey: Pillow's own conversion cuts off at 255 instead of scaling.
         levels = np.asarray(image).astype(np.int64)
-        image = Image.fromarray((levels >> 8 if levels.max() > 255 else levels).astype(np.uint8))
+        image = fromarray((levels >> 8 if levels.max() > 255 else levels).astype(np.uint8))
     if image.mode == "P":
         # A palette with transparency may only be converted by way of RGBA.
         image = image.convert("RGBA")

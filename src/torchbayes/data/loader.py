@@ -51,15 +51,8 @@ class BatchLoader(EpochLoader):
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        super().__init__(
-            batch_len(inputs),
-            batch_size,
-            shuffle=shuffle,
-            seed=seed,
-            drop_last=drop_last,
-            rank=rank,
-            world_size=world_size,
-        )
+        count = batch_len(inputs)
+        super().__init__(count, batch_size, shuffle, seed, transform, drop_last, rank, world_size)
         if targets is not None and len(targets) != self.num_examples:
             raise ValueError(
                 f"There are {self.num_examples} inputs but {len(targets)} targets: "
@@ -67,7 +60,6 @@ class BatchLoader(EpochLoader):
             )
         self.inputs = inputs
         self.targets = targets
-        self.transform = transform
 
     def _read(
         self, epoch: int, plan: Iterator[tuple[int, Tensor]]

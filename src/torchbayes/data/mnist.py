@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from torchbayes.data.dataset import DataSet, Split
-from torchbayes.data.download import RemoteFile
-from torchbayes.data.error import DataError
 from torchbayes.data.idx import read_idx
-from torchbayes.data.source import Source, obtain
+from torchbayes.data.source import DataError, RemoteFile, Source, obtain
 
 __all__ = ["FASHION_MNIST", "MNIST", "load_fashion_mnist", "load_mnist"]
 

@@ -9,7 +9,7 @@ therefore sees, bit for bit, what an uninterrupted run would have seen.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -55,6 +55,7 @@ class EpochLoader(ABC):
         batch_size: Examples of a global batch, which the ranks share.
         shuffle: Whether each epoch has its own random order.
         seed: Non-negative seed of the order and the augmentation.
+        transform: Called with a batch of inputs and a generator.
         drop_last: Whether an incomplete last batch is left out.
         rank: This process among `world_size`.
         world_size: Processes that share each batch.
@@ -64,9 +65,9 @@ class EpochLoader(ABC):
         self,
         num_examples: int,
         batch_size: int,
-        *,
         shuffle: bool,
         seed: int,
+        transform: Callable[[Any, torch.Generator], Any] | None,
         drop_last: bool,
         rank: int,
         world_size: int,
@@ -91,13 +92,9 @@ class EpochLoader(ABC):
                 f"drop_last leaves no batch of {batch_size} from {num_examples} examples: "
                 "give a smaller batch_size."
             )
-        self.num_examples = num_examples
-        self.batch_size = batch_size
-        self.shuffle = shuffle
-        self.seed = seed
-        self.drop_last = drop_last
-        self.rank = rank
-        self.world_size = world_size
+        self.num_examples, self.batch_size, self.drop_last = num_examples, batch_size, drop_last
+        self.shuffle, self.seed, self.transform = shuffle, seed, transform
+        self.rank, self.world_size = rank, world_size
         self.epoch = 0
 
     def __len__(self) -> int:

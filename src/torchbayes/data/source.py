@@ -8,12 +8,31 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from torchbayes.data.download import RemoteFile, cache_folder, fetch, unpack
-from torchbayes.data.error import DataError
-
-__all__ = ["Source", "find", "obtain"]
+__all__ = ["DataError", "RemoteFile", "Source", "cache_folder", "find", "obtain"]
 
 ENVIRONMENT = "TORCHBAYES_DATA"
+
+
+class DataError(ValueError):
+    """A data file is missing, cut short, damaged, or does not say what its format promises.
+
+    The message is one sentence that names the file or folder and says what to do.
+    """
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file to download.
+
+    Args:
+        name: Its name in the cache folder.
+        sha256: Published checksum.
+        mirrors: Full addresses, tried in turn.
+    """
+
+    name: str
+    sha256: str
+    mirrors: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -33,6 +52,13 @@ class Source:
     files: tuple[tuple[str, ...], ...]
     remote: tuple[RemoteFile, ...]
     members: tuple[str, ...] = ()
+
+
+def cache_folder() -> Path:
+    """Give the folder that downloads go to: the system's place for caches."""
+    import pooch
+
+    return Path(pooch.os_cache("torchbayes"))
 
 
 def find(source: Source, data_dir: str | Path | None = None) -> Path | None:
@@ -116,6 +142,9 @@ def obtain(source: Source, data_dir: str | Path | None, download: bool) -> Path:
 
 
 def _download(source: Source, folder: Path) -> None:
+    # Late: it brings HTTP and progress bars along, and most runs have their data already.
+    from torchbayes.data.download import fetch, unpack
+
     if not source.members:
         for file in source.remote:
             fetch(file, folder)

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from torchbayes.core.batch import slice_batch, split_batch
-from torchbayes.data.error import DataError
 from torchbayes.data.order import EXAMPLE, EpochLoader, mixed_seed
+from torchbayes.data.source import DataError
 
 __all__ = ["StreamLoader"]
 
@@ -61,19 +61,11 @@ class StreamLoader(EpochLoader):
         world_size: int = 1,
         workers: int = 2,
     ) -> None:
-        super().__init__(
-            len(dataset),
-            batch_size,
-            shuffle=shuffle,
-            seed=seed,
-            drop_last=drop_last,
-            rank=rank,
-            world_size=world_size,
-        )
+        count = len(dataset)
+        super().__init__(count, batch_size, shuffle, seed, transform, drop_last, rank, world_size)
         if workers < 0:
             raise ValueError(f"workers is {workers}: it must be 0 or more.")
         self.dataset = dataset
-        self.transform = transform
         self.workers = workers
 
     def _read(

@@ -8,9 +8,7 @@ import numpy as np
 import torch
 
 from torchbayes.data.dataset import DataSet, Split
-from torchbayes.data.download import RemoteFile
-from torchbayes.data.error import DataError
-from torchbayes.data.source import Source, obtain
+from torchbayes.data.source import DataError, RemoteFile, Source, obtain
 from torchbayes.data.transform import PadCropFlip
 
 __all__ = ["SVHN", "load_svhn", "read_svhn"]

@@ -174,15 +174,7 @@ class ResNetPP(nn.Module):
 def resnetpp8(
     num_classes: int = 10, in_channels: int = 3, width: int = 16, branch_scale: float = 0.1
 ) -> ResNetPP:
-    """Build the smallest ResNet++, with one block a stage (not in the paper).
-
-    Arguments and initialisation are those of :func:`resnetpp20`.
-
-    Example:
-        >>> import torch
-        >>> resnetpp8(width=8)(torch.zeros(2, 3, 32, 32)).shape
-        torch.Size([2, 10])
-    """
+    """Build the smallest ResNet++, with one block a stage (not in the paper); see `resnetpp20`."""
     return ResNetPP(BasicBlockPP, 1, (1,) * 3, 3, num_classes, in_channels, width, branch_scale)
 
 

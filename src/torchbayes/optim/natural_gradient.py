@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from torchbayes.core import distributed
+from torchbayes.core.batch import check_mean_loss
 from torchbayes.core.parameters import norm_parameters
-from torchbayes.curvature import Capture, check_mean_loss
-from torchbayes.curvature.gradient_marks import has_new_gradient, mark_gradients
+from torchbayes.curvature.capture import Capture, has_new_gradient, mark_gradients
 from torchbayes.optim.base import ModelOptimizer
 from torchbayes.posterior import Posterior, snapshot
 from torchbayes.prior import GaussianPrior, Prior, as_prior
@@ -247,7 +247,6 @@ class WeightOptimizer(ModelOptimizer):
         with torch.no_grad():
             chosen = self._draw() if self.random else []
         means = [p.data for p, _ in chosen]
-        mark_gradients(self._parameters())
         self._inside = True
         try:
             for p, draw in chosen:
@@ -274,20 +273,20 @@ class WeightOptimizer(ModelOptimizer):
     @contextmanager
     def _watching(self) -> Iterator[None]:
         self._local_examples, self._largest_call, self._scaler_seen = 0, 0, None
+        if self.watches_examples:
+            if self._capture is None:
+                self._capture = self._new_capture()
+            with self._capture.block():
+                yield
+            self._local_examples, self._scaler_seen = self._capture.examples, self._capture.unscaled
+            self._largest_call = self._capture.largest_batch
+            return
+        mark_gradients(self._parameters())
         handle = self.model.register_forward_pre_hook(self._count_examples, with_kwargs=True)
         try:
-            with self._capturing() if self.watches_examples else _nothing():
-                yield
+            yield
         finally:
             handle.remove()
-        if self.watches_examples:
-            assert self._capture is not None
-            self._local_examples, self._scaler_seen = self._capture.examples, self._capture.unscaled
-
-    def _capturing(self) -> AbstractContextManager[None]:
-        if self._capture is None:
-            self._capture = self._new_capture()
-        return self._capture.block()
 
     def _new_capture(self) -> Capture:
         return Capture(self.model, {self._names[id(p)]: p for p in self._parameters()})
@@ -410,8 +409,3 @@ class WeightOptimizer(ModelOptimizer):
                 "posterior() inside sampled() would take the draw for the mean: end it first"
             )
         return snapshot(self.model)
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield

@@ -8,13 +8,13 @@ Files are safetensors with a JSON header. Reading one never unpickles and never 
 """
 
 from torchbayes.core.storage import PosteriorFileError
-from torchbayes.posterior.base import Posterior, Weights, Wrapper, snapshot
 from torchbayes.posterior.dropout import DropoutPosterior
 from torchbayes.posterior.files import load
 from torchbayes.posterior.gaussian import Gaussian, LowRankGaussian
 from torchbayes.posterior.generated import Generated
 from torchbayes.posterior.kronecker import KroneckerGaussian
 from torchbayes.posterior.point import Point
+from torchbayes.posterior.posterior import Posterior, Weights, Wrapper, snapshot
 from torchbayes.posterior.samples import Samples
 
 __all__ = [

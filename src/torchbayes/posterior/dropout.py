@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from torchbayes.posterior.base import Posterior, Weights
+from torchbayes.posterior.posterior import Posterior, Weights
 
 __all__ = ["DropoutPosterior", "check_share", "dropped_layers", "hooked"]
 

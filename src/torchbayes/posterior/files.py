@@ -7,7 +7,7 @@ from pathlib import Path
 from torch import nn
 
 from torchbayes.core.storage import PosteriorFileError, read_tensors
-from torchbayes.posterior.base import Posterior, Weights
+from torchbayes.posterior.posterior import Posterior, Weights
 from torchbayes.posterior.samples import Samples
 
 __all__ = ["load"]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchbayes.core.noise import gaussians_, normal_
-from torchbayes.posterior.base import Posterior, Weights, copied, lent
+from torchbayes.posterior.posterior import Posterior, Weights, copied, lent
 
 __all__ = ["Gaussian", "LowRankGaussian"]
 

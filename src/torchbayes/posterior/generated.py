@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchbayes.posterior.base import Posterior, Weights, copied
 from torchbayes.posterior.latents import LATENTS, Latent
+from torchbayes.posterior.posterior import Posterior, Weights, copied
 
 __all__ = ["Generated", "hidden"]
 

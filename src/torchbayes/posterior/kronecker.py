@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchbayes.core.noise import normal_
-from torchbayes.posterior.base import Posterior, Weights
+from torchbayes.posterior.posterior import Posterior, Weights
 
 __all__ = ["KroneckerGaussian", "as_matrix", "set_matrix"]
 

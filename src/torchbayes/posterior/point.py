@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torchbayes.posterior.base import Posterior, Weights, copied, lent
+from torchbayes.posterior.posterior import Posterior, Weights, copied, lent
 
 __all__ = ["Point"]
 

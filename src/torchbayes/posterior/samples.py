@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from torchbayes.core.storage import PosteriorFileError, atomic_path, read_tensors, write_tensors
-from torchbayes.posterior.base import Posterior, Weights, copied, lent, snapshot
 from torchbayes.posterior.point import Point
+from torchbayes.posterior.posterior import Posterior, Weights, copied, lent, snapshot
 
 __all__ = ["Samples"]
 

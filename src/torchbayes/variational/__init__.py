@@ -1,6 +1,5 @@
 """Modules around the user's network that draw, perturb or generate its weights."""
 
-from torchbayes.variational.dropout import MCDropout
 from torchbayes.variational.estimators import (
     Estimator,
     flipout,
@@ -9,6 +8,7 @@ from torchbayes.variational.estimators import (
 )
 from torchbayes.variational.hypernet import Hypernet
 from torchbayes.variational.hypernet_sgd import HypernetSGD
+from torchbayes.variational.mc_dropout import MCDropout
 from torchbayes.variational.meanfield import MeanField
 from torchbayes.variational.objective import annealed_weight, blundell_weight, uniform_weight
 

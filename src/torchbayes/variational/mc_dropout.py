@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from torchbayes.core.registry import register
-from torchbayes.posterior.base import Weights, Wrapper, snapshot
 from torchbayes.posterior.dropout import DropoutPosterior, check_share, dropped_layers, hooked
+from torchbayes.posterior.posterior import Weights, Wrapper, snapshot
 
 __all__ = ["MCDropout"]
 

@@ -312,18 +312,11 @@ def params(command: str) -> dict[str, Any]:
 def test_the_help_shows_the_settings_that_are_used() -> None:
     """An option without a value is the experiment's own default, which the help names."""
     usual = Experiment()
+    named = {"data", "method", "epochs", "batch_size", "samples", "seed", "schedule"}
     for command in ("train", "compare"):
         found = {name: p.show_default for name, p in params(command).items()}
-        for name in {
-            "data",
-            "method",
-            "epochs",
-            "batch_size",
-            "samples",
-            "seed",
-            "schedule",
-        } & found.keys():
-            assert found[name] == str(getattr(usual, name)), name
+        for name in named & found.keys():
+            assert found[name] == str(usual.settings()[name]), name
     assert found["augment"] == "no"
     assert not usual.augment
     shown = params("train")

@@ -14,6 +14,9 @@ import torch
 
 torch.set_num_threads(1)
 
+# Importing it, as for doctests, would register its method in this process.
+collect_ignore = ["plugin/package"]
+
 
 def pytest_configure(config: pytest.Config) -> None:
     # Once a day ArviZ warns of what will change and writes the day to a file; of two processes that do so at

@@ -16,8 +16,8 @@ import torch
 
 import torchbayes as tb
 from torchbayes.experiments.trained_run import TrainedRun
-from torchbayes.train.fit import _Training
 from torchbayes.train.interrupt import StopRequest
+from torchbayes.train.loop import Training
 
 from ..processes import Ended, processes, torchbayes
 
@@ -201,8 +201,8 @@ def test_a_signal_during_the_exchange_is_not_lost(monkeypatch: pytest.MonkeyPatc
         return sent
 
     monkeypatch.setattr("torchbayes.core.distributed.any_of", exchange)
-    assert _Training._pause(training, stop) == (False, False)  # the others know nothing of it yet
-    assert _Training._pause(training, stop) == (True, True)
+    assert Training._pause(training, stop) == (False, False)  # the others know nothing of it yet
+    assert Training._pause(training, stop) == (True, True)
 
 
 def learn_noise(folder: Path) -> None:

@@ -53,7 +53,8 @@ net = lambda: torch.nn.Linear(4, 2)
 run = tb.fit(net, (x, y), "{NAME}", epochs=40, batch_size=20, rise=10, progress=False)
 print(type(run.posterior).__name__, len(run.posterior), tb.METHODS["{NAME}"].target)
 print((run.predict(x).prediction == y).float().mean().item() > 0.9)
-print(tb.BayesianClassifier(method="{NAME}", epochs=2).fit(x.numpy(), y.numpy()).predict_proba(x.numpy()).shape)
+model = tb.BayesianClassifier(method="{NAME}", epochs=2).fit(x.numpy(), y.numpy())
+print(model.predict_proba(x.numpy()).shape)
 """
     printed = python("-c", script, packages=packages, folder=tmp_path).splitlines()
     assert printed == ["Samples 30 posterior", "True", "(120, 2)"]

@@ -1,4 +1,4 @@
-"""What the averaging methods share: train as usual, then go on in cycles and average their ends."""
+"""Averaging methods: train as usual, then continue in learning-rate cycles and average their ends."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class AveragingMethod(Method):
     The first epochs follow the run's own schedule, squeezed into their number.
 
     Args:
-        start: The share of the epochs before averaging begins.
-        cycles: The learning-rate cycles while averaging, each ending in a snapshot; for one snapshot per
+        start: Share of the epochs before averaging begins.
+        cycles: Learning-rate cycles while averaging, each ending in a snapshot; for one snapshot per
             epoch give the number of epochs that are left.
-        low: What the learning rate falls to in a cycle, as a fraction of it; 1 keeps it constant.
-        swa_lr: The learning rate while averaging, which decides how wide a Gaussian gets; `lr` if None.
+        low: Learning rate at the end of a cycle, as a fraction of it; 1 keeps it constant.
+        swa_lr: Learning rate while averaging, which decides how wide a Gaussian becomes; `lr` if None.
     """
 
     averager: Averager[Posterior]
@@ -76,22 +76,22 @@ class AveragingMethod(Method):
         self.averaging = True
         for group in self.optimizer.param_groups:
             group["lr"] = group["initial_lr"] if self.swa_lr is None else self.swa_lr
-            group["initial_lr"] = group["lr"]  # what the new scheduler takes for its base
+            group["initial_lr"] = group["lr"]  # the base of the new scheduler
         left = self.plan.epochs - self.first_epoch
         self.scheduler = self.cyclic.build(self.optimizer, left, self.plan.steps_per_epoch)
 
     def begin_epoch(self, epoch: int) -> None:
-        """Change to the cyclical learning rate when it is time."""
+        """Switch to the cyclical learning rate when averaging begins."""
         super().begin_epoch(epoch)
         if epoch >= self.first_epoch and not self.averaging:
             self._begin_averaging()
 
     def step(self, closure: Callable[[], Tensor]) -> Tensor:
-        """One update, and a snapshot if it ends a cycle."""
+        """Take one step, and a snapshot if it ends a cycle."""
         try:
             return super().step(closure)
         finally:
-            # Counts an update that was left out because float16 overflowed, too: every cycle has to end.
+            # An update that was skipped because float16 overflowed counts too: every cycle has to end.
             if self.averaging:
                 self.averaging_updates += 1
                 if self.averaging_updates in self.cycle_ends:
@@ -104,7 +104,7 @@ class AveragingMethod(Method):
             self.averager.recalibrate(batches)
 
     def scored(self, batches: Iterable[Any]) -> nn.Module:
-        """The averaged network, once there is one."""
+        """Return the averaged network, once there is one."""
         if len(self.averager) == 0:
             return super().scored(batches)
         # Some batches are enough for batch norm here; at the end of the run it gets all of them.
@@ -112,11 +112,11 @@ class AveragingMethod(Method):
         return freeze(self.model, self.averager.mean(), some)
 
     def posterior(self) -> Posterior:
-        """The average's; there is one once the first cycle has ended."""
+        """Return the average's posterior, which exists once the first cycle has ended."""
         return self.averager.posterior()
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the training and of the average."""
+        """Return the state of the training and of the average."""
         return super().state_dict() | {
             "averaging": self.averaging,
             "averaging_updates": self.averaging_updates,
@@ -124,7 +124,7 @@ class AveragingMethod(Method):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state."""
+        """Continue from a state."""
         if state["averaging"]:
             self._begin_averaging()  # the scheduler's state is that of the cyclical one
         super().load_state_dict(state)

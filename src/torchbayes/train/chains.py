@@ -1,4 +1,4 @@
-"""What the sampling methods share: when a snapshot is kept, where, and how several chains are run."""
+"""Sampling methods: when a snapshot is kept, where, and how several chains are run."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ __all__ = ["Collection", "SamplerMethod", "restart"]
 
 @dataclass(frozen=True)
 class Collection:
-    """Which states of a chain are kept.
+    """Decides which states of a chain are kept.
 
     Args:
-        burn_in: The share of the updates before the first snapshot.
-        samples: The snapshots of a chain, spread evenly over the rest.
-        thinning: The updates from one snapshot to the next, in place of `samples`.
+        burn_in: Share of the updates before the first snapshot.
+        samples: Snapshots of a chain, spread evenly over the rest.
+        thinning: Updates from one snapshot to the next, in place of `samples`.
 
     Example:
         >>> from torchbayes.train.chains import Collection
@@ -63,10 +63,10 @@ class Collection:
                 raise ValueError(f"{name} is {value}: expected a whole number of at least 1")
 
     def updates(self, total: int, cycle_ends: tuple[int, ...] = ()) -> set[int]:
-        """The numbers of updates, of `total`, after which a snapshot is kept; the last is always one.
+        """Return the updates, of `total`, after which a snapshot is kept; the last is always one.
 
         Args:
-            total: The updates of a chain.
+            total: Number of updates of a chain.
             cycle_ends: Where cycles of the learning rate end; then the last state of each cycle is kept.
         """
         burnt = min(round(self.burn_in * total), total - 1)
@@ -99,11 +99,11 @@ class SamplerMethod(Method):
     fresh random start. A chain that breaks down is left out, with a warning, as long as there are others.
 
     Args:
-        burn_in: The share of the run before the first sample.
-        samples: The samples to keep, spread evenly over the rest of the run. With a cyclic schedule it is
+        burn_in: Share of the run before the first sample.
+        samples: Samples to keep, spread evenly over the rest of the run. With a cyclic schedule it is
             the last of each cycle instead.
-        thinning: The updates from one sample to the next, in place of `samples`.
-        chains: The chains that each process runs one after another, `epochs` epochs each; all but the
+        thinning: Updates from one sample to the next, in place of `samples`.
+        chains: Chains that each process runs one after another, `epochs` epochs each; all but the
             first start anew from random weights.
         side_by_side: Run the chains of a process together, through `torch.func.vmap`: faster for small
             networks. They then see the same batches.
@@ -170,11 +170,11 @@ class SamplerMethod(Method):
 
     @property
     def epochs(self) -> int:
-        """The epochs of all chains of this process together."""
+        """Epochs of all chains of this process together."""
         return self.plan.epochs * (1 if self.stack is not None else self.chains)
 
     def begin_epoch(self, epoch: int) -> None:
-        """Start the next chain once the one before it has come to its end."""
+        """Start the next chain once the previous one has ended."""
         if epoch == 0 and self.updates == 0 and len(self.bank) > 0:
             raise ValueError(
                 f"{self.bank.folder} already holds {len(self.bank)} samples and there is no checkpoint of "
@@ -186,7 +186,7 @@ class SamplerMethod(Method):
             self.set_optimizer(self.build(self.algorithm, self.model))
 
     def loss(self, inputs: Any, targets: Tensor) -> Tensor:
-        """The mean loss of a batch; the gradient of every chain is that of its own."""
+        """Return the mean loss of a batch; every chain gets its own gradient."""
         if self.stack is None:
             return super().loss(inputs, targets)
         self._losses = self.stack.losses(inputs, targets)
@@ -197,7 +197,7 @@ class SamplerMethod(Method):
         return fine.sum() - fine.detach().sum() + mean
 
     def step(self, closure: Callable[[], Tensor]) -> Tensor:
-        """One update, and a snapshot if it is one of those to keep."""
+        """Take one step, and a snapshot if it is one to keep."""
         sampler = self.optimizer
         assert isinstance(sampler, Sampler)
         traced = self._tracer.wants(self.updates + 1) and not self.dead
@@ -221,7 +221,7 @@ class SamplerMethod(Method):
             restart(self.model, self.plan)  # finite weights, for the checkpoint
             return torch.full((), math.nan)
         finally:
-            # Counts an update that was left out because float16 overflowed, too.
+            # An update that was skipped because float16 overflowed counts too.
             self.updates += 1
             if self.updates in self.keep and not self.dead:
                 self._collect()
@@ -242,7 +242,7 @@ class SamplerMethod(Method):
         return guarded
 
     def _number(self, chain: int) -> int:
-        """The chain's number among those of all processes."""
+        """Return the chain's number among those of all processes."""
         return self.plan.rank * self.chains + chain
 
     def _collect(self) -> None:
@@ -272,7 +272,7 @@ class SamplerMethod(Method):
         number = self._number(chain)
         kept = [(w, c) for w, c in zip(self.bank, self.bank.chains, strict=True) if c != number]
         _LOG.warning(
-            "chain %d broke down after %d updates and is left out with its %d samples, the others go on: %s",
+            "chain %d broke down after %d updates; it is left out with its %d samples, others continue: %s",
             number, self.updates, len(self.bank) - len(kept), why,
         )  # fmt: skip
         self.bank.truncate(0)
@@ -280,19 +280,19 @@ class SamplerMethod(Method):
             self.bank.append(weights, chain=own)
 
     def end_epoch(self, epoch: int, batches: Iterable[Any]) -> None:
-        """Let the network have the weights of the first chain, for whoever scores it after an epoch."""
+        """Give the network the weights of the first chain, to be scored after the epoch."""
         if self.stack is not None:
             first = int(self.stack.alive.nonzero()[0])
             self.model.load_state_dict(self.stack.weights(first))
 
     @property
     def finished(self) -> bool:
-        """Whether all chains of this process have come to their end."""
+        """Whether all chains of this process have ended."""
         last = 0 if self.stack is not None else self.chains - 1
         return self.chain == last and self.updates >= self.total
 
     def posterior(self) -> Samples:
-        """The snapshots of all chains, of all processes at the end; the present weights if there are none."""
+        """Return the snapshots of all chains, of all processes at the end; the current weights if none."""
         if self.plan.world_size > 1 and self.finished:
             return self._pooled()
         if len(self.bank) > 0:
@@ -306,7 +306,7 @@ class SamplerMethod(Method):
         return present
 
     def _pooled(self) -> Samples:
-        """The snapshots of all processes; those on disk in a folder that the first process writes."""
+        """Return the snapshots of all processes; on disk, in a folder that the first process writes."""
         on_disk = self.bank.folder is not None
         pooled = Samples(self.model, folder=self._folder("pooled") if self.plan.rank == 0 else None)
         pooled.truncate(0)
@@ -327,7 +327,7 @@ class SamplerMethod(Method):
         return pooled if len(pooled) > 0 else self.bank
 
     def state_dict(self) -> dict[str, Any]:
-        """The chain, and the snapshots so far, or their number if they are on disk."""
+        """Return the chain and the snapshots so far, or their number if they are on disk."""
         kept = len(self.bank) if self.bank.folder is not None else list(self.bank)
         state = super().state_dict() | {
             "chain": self.chain,
@@ -343,7 +343,7 @@ class SamplerMethod(Method):
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with the same chain; snapshots that were written to disk later are dropped."""
+        """Continue the same chain; snapshots that were written to disk later are dropped."""
         super().load_state_dict(state)
         self.chain, self.updates, self.dead = state["chain"], state["updates"], state["dead"]
         self.traces = list(state["traces"])

@@ -1,4 +1,4 @@
-"""What `fit` makes of the data it is given, and what it checks before any training."""
+"""Turn what a user gives as data into a loader, and check it before training starts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def as_loader(
     *,
     shuffle: bool = True,
 ) -> EpochLoader:
-    """The loader of what a user gave as data."""
+    """Return a loader for what a user gave as data."""
     rank, world = shard
     if isinstance(data, EpochLoader):
         return data
@@ -55,7 +55,7 @@ def as_loader(
 
 
 def likelihood_for(loader: EpochLoader, given: Any) -> Likelihood:
-    """The likelihood that was given; without one, the targets' type tells."""
+    """Return the given likelihood, or infer it from the type of the targets."""
     if given is not None:
         return as_likelihood(given)
     _, targets = split_batch(next(iter(loader.batches(0))))
@@ -65,7 +65,7 @@ def likelihood_for(loader: EpochLoader, given: Any) -> Likelihood:
 
 
 def check_data(model: nn.Module, loader: EpochLoader, likelihood: Likelihood) -> None:
-    """See that a batch goes through the network and that the targets fit, before any training."""
+    """Check that the network takes a batch and that the targets fit, before training starts."""
     inputs, targets = split_batch(next(iter(loader.batches(0))))
     inputs = to_device(slice_batch(inputs, 0, 2), device_of(model))
     modes = [(module, module.training) for module in model.modules()]
@@ -85,7 +85,7 @@ def check_data(model: nn.Module, loader: EpochLoader, likelihood: Likelihood) ->
     if not isinstance(outputs, Tensor):
         raise TypeError(
             f"{type(model).__name__} returns a {type(outputs).__name__}: fit needs a module that returns one "
-            "tensor; wrap it in one that picks it out"
+            "tensor; wrap it in a module that selects one"
         )
     if isinstance(likelihood, Categorical):
         known = getattr(loader, "targets", None)
@@ -109,5 +109,5 @@ def _check_labels(targets: Tensor | None, outputs: Tensor) -> None:
 
 
 def device_of(module: nn.Module) -> torch.device:
-    """Where a module's parameters are."""
+    """Return the device of a module's parameters."""
     return next((p.device for p in module.parameters()), torch.device("cpu"))

@@ -36,7 +36,7 @@ class EnsembleMethod(Method):
     the processes.
 
     Args:
-        members: The number of networks.
+        members: Number of networks.
     """
 
     uses = (MAP,)
@@ -66,7 +66,7 @@ class EnsembleMethod(Method):
 
     @property
     def epochs(self) -> int:
-        """The epochs of all members of this process together."""
+        """Epochs of all members of this process together."""
         return self.plan.epochs * len(self.own)
 
     def begin_epoch(self, epoch: int) -> None:
@@ -81,7 +81,7 @@ class EnsembleMethod(Method):
             self.finished.append()
 
     def posterior(self) -> Samples:
-        """All finished members, of all processes; if there is none yet, the one in training."""
+        """Return all finished members, of all processes; if there is none yet, the one in training."""
         if self.plan.world_size > 1 and len(self.finished) == len(self.own):
             return self._pooled()
         result = Samples(self.model)
@@ -104,11 +104,11 @@ class EnsembleMethod(Method):
         return result
 
     def state_dict(self) -> dict[str, Any]:
-        """The member in training and the finished ones."""
+        """Return the member in training and the finished ones."""
         return super().state_dict() | {"finished": list(self.finished)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with the same member."""
+        """Continue with the same member."""
         super().load_state_dict(state)
         self.finished = Samples(self.model)
         for weights in state["finished"]:

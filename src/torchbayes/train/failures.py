@@ -1,4 +1,4 @@
-"""Where a training went wrong: the first layer whose output, or the first weight, is not finite."""
+"""Locate a training failure: the first layer whose output, or the first weight, is not finite."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["TrainingError", "first_nonfinite_layer", "first_nonfinite_weight"]
 
 
 class TrainingError(RuntimeError):
-    """Training cannot go on.
+    """Training cannot continue.
 
     Attributes:
-        step: The update at which it failed, from 0.
+        step: Update at which it failed, from 0.
         layer: What is not finite.
     """
 
@@ -35,9 +35,9 @@ def _finite(value: Any) -> bool:
 
 
 def first_nonfinite_weight(module: nn.Module) -> str | None:
-    """The name of the first parameter with an infinite or undefined entry, if any."""
+    """Return the name of the first parameter with a non-finite entry, or None."""
     named = [(n, p) for n, p in module.named_parameters() if p.is_floating_point()]
-    # One fused pass: a sum of norms is finite only if every entry is, bar overflow, which is looked at below.
+    # One fused pass: norms are finite only if every entry is, except for overflow, which is checked below.
     with torch.no_grad():
         norms = torch._foreach_norm([p.detach() for _, p in named]) if named else []
     if not norms or bool(torch.isfinite(torch.stack([n.float() for n in norms])).all()):
@@ -46,7 +46,7 @@ def first_nonfinite_weight(module: nn.Module) -> str | None:
 
 
 def first_nonfinite_layer(module: nn.Module, inputs: Any) -> str:
-    """Run the network once more and say in words where the first non-finite value appears."""
+    """Run the network once more and describe where the first non-finite value appears."""
     if not _finite(inputs):
         return "the inputs have a non-finite value"
     weight = first_nonfinite_weight(module)

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a wish to stop, so that a run can save itself first."""
+"""Turn Ctrl-C and SIGTERM into stop requests, so that a run can save itself first."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["StopRequest", "stop_requests"]
 
 @dataclass
 class StopRequest:
-    """Whether someone has asked to stop, and by which signal."""
+    """Whether a stop was requested, and by which signal."""
 
     requested: bool = False
     signal: int = 0
@@ -22,7 +22,7 @@ class StopRequest:
 
 @contextlib.contextmanager
 def stop_requests() -> Iterator[StopRequest]:
-    """Turn Ctrl-C and SIGTERM into a wish to stop after the step; a second one stops at once."""
+    """Turn Ctrl-C and SIGTERM into a request to stop after the step; a second one stops at once."""
     stop = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield stop

@@ -1,4 +1,4 @@
-"""How a run shows that it is alive: a bar with time left, or nothing."""
+"""Progress displays: a bar with the time left, or nothing."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ __all__ = ["NoProgress", "Progress", "RichProgress"]
 
 
 class Progress(ABC):
-    """What `fit` tells about its progress."""
+    """Receives the progress of a run from `fit`."""
 
     @abstractmethod
     def start(self, name: str, total: int, done: int) -> None:
-        """A run of `total` steps, `done` of them in an earlier session, is about to begin."""
+        """Begin a run of `total` steps, `done` of which were taken in an earlier session."""
 
     @abstractmethod
     def advance(self, loss: float) -> None:
-        """One more step is done; `loss` is the epoch's mean so far."""
+        """Count one more step; `loss` is the epoch's mean so far."""
 
     def __enter__(self) -> Progress:
         return self
@@ -31,11 +31,11 @@ class Progress(ABC):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """The run is over, well or not."""
+        """End the run, whether it succeeded or not."""
 
 
 class NoProgress(Progress):
-    """Shows nothing."""
+    """No display."""
 
     def start(self, name: str, total: int, done: int) -> None:
         """Nothing."""

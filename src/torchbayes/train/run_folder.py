@@ -1,9 +1,9 @@
-"""A run folder: what a training run leaves on disk, written so that a kill at any moment loses little.
+"""A run folder: what a training run writes to disk, in such a way that a kill at any moment loses little.
 
 config.toml             the settings; what `--resume` compares with
 metrics.jsonl           one line per epoch
-traces.jsonl            what a sampler's chains looked like now and then, if it is one
-checkpoint.pt           all that is needed to go on, read with weights_only=True
+traces.jsonl            periodic diagnostics of a sampler's chains
+checkpoint.pt           everything needed to continue, read with weights_only=True
 posterior.safetensors   the result
 """
 
@@ -32,7 +32,7 @@ _CHECKPOINT_VERSION = 1
 
 
 class RunError(ValueError):
-    """A run folder cannot be used as asked."""
+    """A run folder cannot be used as requested."""
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def _without_none(value: Any) -> Any:
-    """TOML has no null: what is not set is left out."""
+    """Drop unset values, because TOML has no null."""
     if isinstance(value, dict):
         return {key: _without_none(item) for key, item in value.items() if item is not None}
     if isinstance(value, (list, tuple)):
@@ -60,7 +60,7 @@ class RunFolder:
     """The files of one run.
 
     Args:
-        path: The folder, made if need be.
+        path: The folder; created if necessary.
         rank: Under torchrun, whose checkpoint this is, for methods that train members of their own on
             every process; otherwise 0.
     """
@@ -75,7 +75,7 @@ class RunFolder:
         self.posterior_file = self.path / "posterior.safetensors"
 
     def prepare(self) -> None:
-        """Make the folder and see that it can be written to."""
+        """Create the folder and check that it is writable."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             probe = self.path / ".writable"
@@ -89,7 +89,7 @@ class RunFolder:
             ) from error
 
     def read_config(self) -> dict[str, Any]:
-        """The settings the run was started with."""
+        """Return the settings that the run was started with."""
         if not self.config_file.exists():
             raise RunError(f"{self.path} is not a run folder: it has no config.toml")
         return read_toml(self.config_file)
@@ -109,12 +109,12 @@ class RunFolder:
                 )
 
     def write_checkpoint(self, state: dict[str, Any]) -> None:
-        """Replace the checkpoint by a new one, at once."""
+        """Replace the checkpoint atomically."""
         with atomic_path(self.checkpoint_file) as temporary:
             torch.save({"version": _CHECKPOINT_VERSION, **state}, temporary)
 
     def read_checkpoint(self) -> dict[str, Any] | None:
-        """The last checkpoint, or None if there is none yet. Never runs code from the file."""
+        """Return the last checkpoint, or None if there is none yet. Never runs code from the file."""
         if not self.checkpoint_file.exists():
             return None
         try:
@@ -132,7 +132,9 @@ class RunFolder:
                 f"{self.checkpoint_file} is damaged or not a checkpoint: delete it to start again"
             ) from error
         if version > _CHECKPOINT_VERSION:
-            raise RunError(f"{self.checkpoint_file} is of a newer torchbayes: upgrade torchbayes")
+            raise RunError(
+                f"{self.checkpoint_file} was written by a newer torchbayes: upgrade torchbayes"
+            )
         assert isinstance(state, dict)
         return state
 
@@ -144,7 +146,7 @@ class RunFolder:
             os.fsync(file.fileno())
 
     def read_metrics(self, rows: int | None = None) -> list[dict[str, Any]]:
-        """The first `rows` lines of metrics.jsonl, or all that are whole."""
+        """Return the first `rows` lines of metrics.jsonl, or all complete ones."""
         if not self.metrics_file.exists():
             return []
         result: list[dict[str, Any]] = []
@@ -156,12 +158,12 @@ class RunFolder:
         return result
 
     def write_traces(self, rows: list[dict[str, Any]]) -> None:
-        """Save a sampler's traces; nothing if there are none."""
+        """Save a sampler's traces, if there are any."""
         if rows:
             write_text(self.traces_file, "".join(json.dumps(row) + "\n" for row in rows))
 
     def read_traces(self) -> list[dict[str, Any]]:
-        """The traces of all processes, by chain and update."""
+        """Return the traces of all processes, ordered by chain and update."""
         rows = [
             json.loads(line)
             for file in sorted(self.path.glob("traces*.jsonl"))
@@ -170,5 +172,5 @@ class RunFolder:
         return sorted(rows, key=lambda row: (row["chain"], row["update"]))
 
     def keep_metrics(self, rows: list[dict[str, Any]]) -> None:
-        """Drop what was logged after the checkpoint that the run goes on from."""
+        """Drop what was logged after the checkpoint from which the run continues."""
         write_text(self.metrics_file, "".join(json.dumps(row) + "\n" for row in rows))

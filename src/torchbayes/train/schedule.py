@@ -17,16 +17,16 @@ __all__ = ["Schedule"]
 
 @dataclass(frozen=True)
 class Schedule:
-    """How the learning rate changes over a run.
+    """Learning-rate schedule of a run.
 
     Args:
         name: `constant`, `cosine` (to 0), `linear` (to 0), `step`, `cyclic` (cosines with restarts) or
             `polynomial` (Langevin dynamics' slow decay).
-        milestones: For `step`: the epochs after which the rate is multiplied by `gamma`.
-        gamma: For `step`: the factor.
-        warmup_epochs: The epochs of a linear rise from 1 % of the rate at the start.
-        cycles: For `cyclic`: the number of equally long cycles. `cycle_ends` says where they end.
-        low: For `cyclic`: what a cycle falls to, as a fraction of the rate; 1 keeps the rate constant.
+        milestones: For `step`: epochs after which the rate is multiplied by `gamma`.
+        gamma: For `step`: that factor.
+        warmup_epochs: Epochs of a linear rise from 1 % of the rate at the start.
+        cycles: For `cyclic`: number of equally long cycles; `cycle_ends` says where they end.
+        low: For `cyclic`: what a cycle ends at, as a fraction of the rate; 1 keeps the rate constant.
         power: For `polynomial`: γ in the factor (1 + t/b)^−γ; a sampler's steps need 0.5 < γ ≤ 1.
         offset: For `polynomial`: b, in epochs.
 
@@ -71,14 +71,14 @@ class Schedule:
             )
 
     def settings(self) -> dict[str, Any]:
-        """The arguments as a run's settings name them: `name` is called `schedule` there."""
+        """Return the arguments under the names of a run's settings, where `name` is `schedule`."""
         arguments = dataclasses.asdict(self)
         return {"schedule": arguments.pop("name"), **arguments}
 
     def cycle_ends(self, epochs: int, steps_per_epoch: int) -> tuple[int, ...]:
-        """The numbers of updates after which a cycle of a `cyclic` schedule ends; else none.
+        """Return the updates after which a cycle of a `cyclic` schedule ends; nothing for other schedules.
 
-        The last one is the last update of the run. With fewer updates than cycles, every update is one.
+        The last one is the last update of the run. With fewer updates than cycles, every update ends one.
 
         Example:
             >>> import torchbayes as tb
@@ -92,7 +92,7 @@ class Schedule:
         return tuple(warmup + end for end in _cycle_ends(total - warmup, self.cycles))
 
     def build(self, optimizer: Optimizer, epochs: int, steps_per_epoch: int) -> lrs.LRScheduler:
-        """The torch scheduler of this schedule for one optimiser."""
+        """Return the torch scheduler of this schedule for an optimiser."""
         total = max(1, epochs * steps_per_epoch)
         warmup = round(self.warmup_epochs * steps_per_epoch)
         rest = max(1, total - warmup)
@@ -119,12 +119,12 @@ class Schedule:
 
 
 def _cycle_ends(steps: int, cycles: int) -> list[int]:
-    """Cut `steps` updates into `cycles` parts that differ by at most one update."""
+    """Split `steps` updates into `cycles` parts that differ by at most one update."""
     return sorted({-(-steps * cycle // cycles) for cycle in range(1, cycles + 1)})
 
 
 def _cyclic(step: int, ends: Sequence[int], low: float) -> float:
-    """The factor of the learning rate before update `step`: half a cosine in every cycle."""
+    """Return the factor of the learning rate before update `step`: half a cosine per cycle."""
     cycle = bisect_right(ends, step)
     if cycle == len(ends):
         return low

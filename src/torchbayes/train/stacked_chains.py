@@ -1,4 +1,4 @@
-"""Several chains of a small network as one: their weights stacked, their losses through `torch.func.vmap`."""
+"""Several chains of a small network run as one: stacked weights, losses through `torch.func.vmap`."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ class StackedPrior(Prior):
 
     @classmethod
     def of(cls, prior: Prior) -> Prior:
-        """The prior itself if it is the same for every entry: stacking does not matter to it then."""
+        """Return the prior itself if it is the same for every entry, so that stacking does not matter."""
         if not isinstance(prior, GaussianPrior) or isinstance(prior.precision, dict):
             return cls(prior)
         return cls(prior) if isinstance(prior.mean, dict) else prior
 
     def log_prob_of(self, name: str, weight: Tensor) -> Tensor:
-        """The sum over chains."""
+        """Return the sum over chains."""
         return torch.stack([self.prior.log_prob_of(name, row) for row in weight]).sum()
 
     def grad(self, weights: Weights) -> Weights:
-        """The gradient of every chain."""
+        """Return the gradients of all chains, stacked."""
         rows = zip(*(tensor.detach().unbind() for tensor in weights.values()), strict=True)
         parts = [self.prior.grad(dict(zip(weights, row, strict=True))) for row in rows]
         return {name: torch.stack([part[name] for part in parts]) for name in weights}
 
 
 class StackedChains:
-    """The weights of several chains, stacked.
+    """Stacked weights of several chains.
 
     Attributes:
         model: A copy of the network whose parameters have a first dimension for the chains: what the
@@ -57,15 +57,15 @@ class StackedChains:
     Args:
         model: The network.
         likelihood: What its outputs mean.
-        starts: The first weights of every chain.
+        starts: Initial weights of every chain.
     """
 
     def __init__(self, model: nn.Module, likelihood: Likelihood, starts: Sequence[Weights]) -> None:
         buffer = next((name for name, _ in model.named_buffers()), None)
         if buffer is not None:
             raise ValueError(
-                f"the network has the buffer {buffer!r}, which chains side by side would share: leave out "
-                "side_by_side to run them one after another"
+                f"the network has the buffer {buffer!r}, which chains that run side by side would share: "
+                "leave out side_by_side to run them one after another"
             )
         self._net, self._likelihood = model, likelihood
         self.model = copy.deepcopy(model)
@@ -81,7 +81,7 @@ class StackedChains:
         self.alive = torch.ones(len(starts), dtype=torch.bool, device=device)
 
     def losses(self, inputs: Any, targets: Tensor) -> Tensor:
-        """The mean loss of a batch for every chain, (chains,)."""
+        """Return the mean loss of a batch for every chain, (chains,)."""
         positional, named = arguments(inputs)
 
         def one(weights: Weights) -> Tensor:
@@ -95,7 +95,7 @@ class StackedChains:
 
     @torch.no_grad()
     def check_gradients(self) -> list[int]:
-        """Lay chains to rest whose gradient is not finite; returns their numbers."""
+        """Discard chains whose gradient is not finite and return their numbers."""
         finite = self.alive.clone()
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         for gradient in gradients:
@@ -103,7 +103,7 @@ class StackedChains:
         died = (self.alive & ~finite).nonzero().flatten().tolist()
         self.alive = finite
         if not bool(finite.all()):
-            # What is dead stands still at zero, so that nothing of it is ever infinite again.
+            # Zero failed chains so that they stay finite.
             for gradient in gradients:
                 gradient[~finite] = 0
             for p in self.model.parameters():
@@ -111,5 +111,5 @@ class StackedChains:
         return [int(number) for number in died]
 
     def weights(self, chain: int) -> Weights:
-        """The weights of one chain."""
+        """Return the weights of one chain."""
         return {name: p.detach()[chain].clone() for name, p in self.model.named_parameters()}

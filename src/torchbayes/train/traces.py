@@ -1,4 +1,4 @@
-"""What a chain looked like now and then: cheap numbers of some two hundred of its updates."""
+"""Traces of a chain: cheap diagnostics of about two hundred of its updates."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _ROWS = 200
 
 
 class Tracer:
-    """Makes the rows of traces.jsonl.
+    """Computes the rows of traces.jsonl.
 
     Args:
-        total: The updates of a chain.
+        total: Number of updates of a chain.
 
     Example:
         >>> from torchbayes.train.traces import Tracer
@@ -32,11 +32,11 @@ class Tracer:
         self._before: dict[str, Tensor] = {}
 
     def wants(self, update: int) -> bool:
-        """Whether the update with that number, from 1, is one to look at."""
+        """Whether the update with this number, from 1, is traced."""
         return update % self._every == 0
 
     def before(self, sampler: Sampler) -> None:
-        """Remember the weights before an update that is wanted."""
+        """Keep the weights before a traced update."""
         self._before = {
             name: p.detach().clone()
             for name, p in sampler.model.named_parameters()
@@ -47,17 +47,17 @@ class Tracer:
     def row(
         self, sampler: Sampler, loss: float, *, chain: int, update: int, stacked: int | None = None
     ) -> dict[str, Any]:
-        """The numbers after an update.
+        """Return the diagnostics after an update.
 
         Args:
             sampler: The chain's sampler.
-            loss: The mean loss of the batch.
-            chain: The chain's number.
-            update: The update's number, from 1.
-            stacked: The place of the chain among those whose weights are stacked, if they are.
+            loss: Mean loss of the batch.
+            chain: Number of the chain.
+            update: Number of the update, from 1.
+            stacked: Index of the chain among stacked ones, if weights are stacked.
 
         Returns:
-            `energy` is the estimate of the negative log-posterior by this batch. `temperature`,
+            `energy` is this batch's estimate of the negative log-posterior. `temperature`,
             `thermostat` and `update_size` (root mean square) are by layer.
         """
         group = sampler.param_groups[0]

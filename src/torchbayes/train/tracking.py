@@ -1,4 +1,4 @@
-"""Where a run's numbers go besides its folder: TensorBoard, or any tracker behind two methods."""
+"""Experiment tracking: TensorBoard, or any tracker with two methods."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Logger", "TensorBoard"]
 
 @runtime_checkable
 class Logger(Protocol):
-    """What `fit` needs of a tracker; anything with these two methods is one.
+    """A tracker: anything with these two methods.
 
     Example:
         >>> class Printer:
@@ -24,17 +24,17 @@ class Logger(Protocol):
     """
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """The numbers of an epoch; `step` counts the updates so far."""
+        """Record the metrics of an epoch; `step` counts the updates so far."""
 
     def artifact(self, path: Path) -> None:
-        """A file that the run has written: its posterior."""
+        """Record a file that the run has written: its posterior."""
 
 
 class TensorBoard:
     """Writes event files that `tensorboard --logdir` shows (extra `tracking`).
 
     Args:
-        folder: Where the event files go.
+        folder: Folder for the event files.
 
     Raises:
         ImportError: If TensorBoard is not installed.
@@ -50,12 +50,12 @@ class TensorBoard:
         self._writer = SummaryWriter(str(folder))
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """One point on every curve."""
+        """Add a point to every curve."""
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
     def artifact(self, path: Path) -> None:
-        """The file's place as text: event files hold curves and pictures, not weights."""
+        """Record the path as text: event files hold curves and pictures, not weights."""
         self._writer.add_text("artifact", str(path))
         self._writer.flush()

@@ -58,10 +58,10 @@ class MeanFieldMethod(Method):
     are logged apart, the latter without its weight.
 
     Args:
-        mc_samples: The draws per update; their losses are averaged.
+        mc_samples: Draws per update; their losses are averaged.
         kl_schedule: `"uniform"`; `"blundell"`, by which the first minibatches of each epoch pay most of the
             KL term; or `"linear"`, by which it rises from 0 at the start and is uniform afterwards.
-        kl_warmup: The share of all updates that the linear rise takes.
+        kl_warmup: Share of all updates that the linear rise takes.
     """
 
     uses: ClassVar[tuple[type, ...]] = (MLE,)
@@ -99,7 +99,7 @@ class MeanFieldMethod(Method):
 
     @property
     def kl_weight(self) -> float:
-        """The weight of KL / train_size in the next update's loss."""
+        """Weight of KL / train_size in the next update's loss."""
         steps = self.plan.steps_per_epoch
         if self.kl_schedule == "blundell":
             return blundell_weight(self.updates % steps, steps)
@@ -109,7 +109,7 @@ class MeanFieldMethod(Method):
         return 1.0
 
     def loss(self, inputs: Any, targets: Tensor) -> Tensor:
-        """The minibatch's share of the free energy, per example."""
+        """Return the minibatch's share of the free energy, per example."""
         nlls, kls = [], []
         for _ in range(self.mc_samples):
             nlls.append(self.likelihood.loss(call(self.module, inputs), targets))
@@ -122,14 +122,14 @@ class MeanFieldMethod(Method):
         return nll + self.kl_weight * kl
 
     def step(self, closure: Callable[[], Tensor]) -> Tensor:
-        """One update."""
+        """Take one step."""
         try:
             return super().step(closure)
         finally:
             self.updates += 1
 
     def end_epoch(self, epoch: int, batches: Iterable[Any]) -> None:
-        """Look whether the posterior has collapsed, once the KL term counts in full."""
+        """Check whether the posterior has collapsed, once the KL term has its full weight."""
         late = 2 * (epoch + 1) >= self.plan.epochs and (
             self.kl_schedule != "linear" or self.kl_weight == 1
         )
@@ -140,7 +140,7 @@ class MeanFieldMethod(Method):
                 warnings.warn(complaint, stacklevel=2)
 
     def _collapse(self, kl: float) -> str | None:
-        """What is wrong with the posterior, if anything, given the KL per training example."""
+        """Describe what is wrong with the posterior, if anything, given the KL per training example."""
         stds = self.module.std()
         count = sum(std.numel() for std in stds.values())
         per_weight = kl * self.plan.train_size / count
@@ -160,11 +160,11 @@ class MeanFieldMethod(Method):
         return None
 
     def state_dict(self) -> dict[str, Any]:
-        """The mean field, its optimiser and the number of updates."""
+        """Return the mean field, its optimiser and the number of updates."""
         return super().state_dict() | {"updates": self.updates}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state."""
+        """Continue from a state."""
         super().load_state_dict(state)
         self.updates = state["updates"]
 
@@ -176,7 +176,7 @@ class HypernetMethod(Method):
     when the training ends, and predictions average over these draws.
 
     Args:
-        draws: The draws that get batch-norm statistics of their own.
+        draws: Number of draws that get batch-norm statistics of their own.
     """
 
     uses = (HypernetSGD,)
@@ -211,23 +211,23 @@ class HypernetMethod(Method):
         )
 
     def posterior(self) -> Generated:
-        """What has been learned."""
+        """Return what has been learned."""
         return self.module.posterior() if self._result is None else self._result
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the training, and the draws that were kept at its end."""
+        """Return the state of the training and the draws that were kept at its end."""
         members = [] if self._result is None else self._result.members
         return super().state_dict() | {"members": members}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state."""
+        """Continue from a state."""
         super().load_state_dict(state)
         if state["members"]:
             self._result = self.module.posterior().with_members(state["members"])
 
 
 def _shared(generator: torch.Generator) -> torch.Generator:
-    """A generator that is the same in all processes: they share the latent of every batch."""
+    """Return a generator that is the same in all processes: they share the latent of every batch."""
     seed = torch.randint(2**62, (1,), generator=generator, device=generator.device)
     distributed.broadcast([seed])
     return torch.Generator(generator.device).manual_seed(int(seed))

@@ -1,0 +1,335 @@
+"""The loop: epochs, batches, one update each, a line of history, now and then a checkpoint.
+
+What differs between methods is inside `Method.loss` and `Method.step`.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchbayes.core import distributed
+from torchbayes.core.batch import batch_len, call, slice_batch, split_batch, to_device
+from torchbayes.data.order import EpochLoader
+from torchbayes.likelihood import Categorical
+from torchbayes.train.data import as_loader, device_of
+from torchbayes.train.failures import TrainingError, first_nonfinite_layer, first_nonfinite_weight
+from torchbayes.train.interrupt import StopRequest, stop_requests
+from torchbayes.train.method import Method
+from torchbayes.train.progress import Progress
+from torchbayes.train.run_folder import RunError, RunFolder
+from torchbayes.train.tracking import Logger
+
+__all__ = ["Training"]
+
+
+@dataclass
+class Training:
+    """The state of a run, and the loop."""
+
+    method: Method
+    loader: EpochLoader
+    validation: Any
+    transform: Callable[[Any, torch.Generator], Any] | None
+    clip_norm: float | None
+    amp: torch.dtype | None
+    accumulate: int
+    checkpoint_seconds: float
+    logger: Logger | None = None
+    folder: RunFolder | None = None
+    epoch: int = 0
+    batch: int = 0
+    seconds: float = 0.0
+    history: list[dict[str, Any]] = field(default_factory=list)
+    sums: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.device = device_of(self.method.model)
+        self.shared = distributed.world_size() > 1 and not self.method.one_per_rank
+        own = [p for p in self.method.likelihood.parameters() if p.requires_grad]
+        # A learned noise level is trained alike by every method: with an Adam of its own.
+        self.noise_optimizer = torch.optim.Adam(own, lr=1e-2) if own else None
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.amp is torch.float16)
+        self._saved_at = time.monotonic()
+
+    def open(self, path: str | Path, settings: dict[str, Any], resume: bool) -> None:
+        """Begin a run folder, or continue the run that is in it."""
+        rank = distributed.rank() if self.method.one_per_rank else 0
+        self.folder = RunFolder(path, rank)
+        self.folder.prepare()
+        distributed.barrier()
+        state = self.folder.read_checkpoint()
+        started = self.folder.config_file.exists()
+        distributed.barrier()
+        if started and not resume and (state is not None or self.folder.posterior_file.exists()):
+            raise RunError(
+                f"{path} already holds a run: resume it (resume=True, --resume) or choose another folder"
+            )
+        if started and resume:
+            self.folder.check_config(settings)
+        elif distributed.rank() == 0:
+            self.folder.write_config(settings)
+            self.folder.keep_metrics([])
+        if resume and state is not None:
+            self._restore(state)
+
+    def run(self, progress: Progress) -> None:
+        """Train to the end."""
+        method, steps = self.method, len(self.loader)
+        epochs = method.epochs
+        progress.start(method.name, epochs * steps, self.epoch * steps + self.batch)
+        with progress, stop_requests() as stop:
+            while self.epoch < epochs:
+                started = time.monotonic()
+                method.begin_epoch(self.epoch)
+                method.module.train()
+                for batch in self.loader.batches(self.epoch, self.batch):
+                    self._update(*split_batch(batch))
+                    self.batch += 1
+                    progress.advance(self.sums["loss"] / self.batch)
+                    save, end = self._pause(stop)
+                    if save:
+                        now = time.monotonic()
+                        self.seconds, started = self.seconds + now - started, now
+                        self._save()
+                    if end:
+                        self._stopped(stop.signal)
+                method.end_epoch(self.epoch, self._training_batches())
+                self.seconds += time.monotonic() - started
+                self._log_epoch()
+                self.epoch, self.batch, self.sums = self.epoch + 1, 0, {}
+                if self._pause(stop)[0] or self.epoch == epochs:
+                    self._save()
+
+    def _update(self, inputs: Any, targets: Tensor | None) -> None:
+        """Take one step on one batch."""
+        if targets is None:
+            raise ValueError("the training set has no targets: give pairs of inputs and targets")
+        inputs, targets = to_device(inputs, self.device), targets.to(self.device)
+        count = batch_len(inputs)
+        # Batches are global: under torchrun this process has only its share of the examples.
+        share = self._share(count)
+        size = math.ceil(count / self.accumulate) if count else 1
+        starts = range(0, count, size)
+
+        def closure() -> Tensor:
+            self.method.optimizer.zero_grad()
+            if self.noise_optimizer is not None:
+                self.noise_optimizer.zero_grad()
+            total = torch.zeros((), device=self.device)
+            parts: dict[str, Tensor] = {}
+            for start in starts:
+                piece = inputs if len(starts) == 1 else slice_batch(inputs, start, start + size)
+                wanted = targets if len(starts) == 1 else targets[start : start + size]
+                weight = batch_len(piece) / count
+                with torch.autocast(self.device.type, self.amp, enabled=self.amp is not None):
+                    loss = self.method.loss(piece, wanted) * weight
+                self.scaler.scale(loss).backward()
+                total += loss.detach()
+                for name, value in self.method.logs.items():
+                    parts[name] = parts.get(name, 0.0) + value * weight
+            self._finish_gradients(share)
+            self.parts = parts
+            if not bool(torch.isfinite(total)):
+                where = first_nonfinite_layer(self.method.module, inputs)
+                raise self._failure(f"the loss is not finite, {where}")
+            return total
+
+        try:
+            loss = self.method.step(closure)
+        except _SkippedStep:
+            return
+        except FloatingPointError as error:  # a sampler that met a non-finite gradient
+            raise self._failure(str(error)) from error
+        if self.noise_optimizer is not None:
+            self.noise_optimizer.step()
+        for name, value in {"loss": loss, **self.parts}.items():
+            self.sums[name] = self.sums.get(name, 0.0) + float(value)
+
+    def _share(self, count: int) -> float:
+        if not self.shared:
+            return 1.0
+        first = self.batch * self.loader.batch_size
+        return count / min(self.loader.batch_size, self.loader.num_examples - first)
+
+    def _finish_gradients(self, share: float) -> None:
+        if self.scaler.is_enabled():
+            self.scaler.unscale_(self.method.optimizer)
+            before = self.scaler.get_scale()
+            self.scaler.update()
+            overflowed = self.scaler.get_scale() < before
+            if self.shared and distributed.any_of([overflowed])[0]:
+                # A step that one process skips, all must skip.
+                overflowed = True
+                self.scaler.update(before * self.scaler.get_backoff_factor())
+            if overflowed:
+                # The gradient overflowed in float16; methods restore their weights on any exception.
+                self.sums.setdefault("loss", 0.0)
+                raise _SkippedStep
+        parameters = [p for group in self.method.optimizer.param_groups for p in group["params"]]
+        if self.shared:
+            # The noise has its own Adam, whatever the method does with the network's gradients.
+            noise = [p for p in self.method.likelihood.parameters() if p.requires_grad]
+            averaged = [*parameters, *noise] if self.method.reduces_gradients else noise
+            distributed.average_gradients(averaged, share)
+        if self.clip_norm is not None:
+            nn.utils.clip_grad_norm_(parameters, self.clip_norm)
+
+    def _failure(self, where: str) -> TrainingError:
+        step = self.epoch * len(self.loader) + self.batch
+        kept = (
+            ""
+            if self.folder is None
+            else f"; the last good checkpoint is kept in {self.folder.path}"
+        )
+        return TrainingError(
+            f"training broke down at step {step} (epoch {self.epoch + 1}): {where}; try a smaller lr, "
+            f"clip_norm, or look for non-finite values in the data{kept}",
+            step=step,
+            layer=where,
+        )
+
+    def _log_epoch(self) -> None:
+        row: dict[str, Any] = {"epoch": self.epoch + 1}
+        row |= {name: total / max(1, self.batch) for name, total in self.sums.items()}
+        row["lr"] = self.method.optimizer.param_groups[0]["lr"]
+        row["seconds"] = round(self.seconds, 3)
+        if self.validation is not None:
+            row |= self._validate()
+        self.history.append(row)
+        if self.folder is not None and (self.method.one_per_rank or distributed.rank() == 0):
+            self.folder.append_metrics(row)
+        if self.logger is not None and distributed.rank() == 0:
+            values = {name: value for name, value in row.items() if name != "epoch"}
+            self.logger.metrics((self.epoch + 1) * len(self.loader), values)
+
+    @torch.no_grad()
+    def _validate(self) -> dict[str, float]:
+        """Score the current mean weights; `torchbayes evaluate` scores the posterior."""
+        module, likelihood = self.method.scored(self._training_batches()), self.method.likelihood
+        loader = as_loader(self.validation, 512, 0, self.transform, (0, 1), shuffle=False)
+        nll, correct, count = 0.0, 0.0, 0
+        for batch in loader.batches(0):
+            inputs, targets = split_batch(batch)
+            assert targets is not None
+            outputs = call(module, to_device(inputs, self.device))
+            targets = targets.to(self.device)
+            size = len(targets)
+            nll += float(likelihood.loss(outputs, targets)) * size
+            if isinstance(likelihood, Categorical):
+                correct += float((outputs.argmax(1) == targets).float().mean()) * size
+            count += size
+        scores = {"validation_nll": nll / count}
+        if isinstance(likelihood, Categorical):
+            scores["validation_accuracy"] = correct / count
+        return scores
+
+    def _training_batches(self) -> Iterator[Any]:
+        for batch in self.loader.batches(self.epoch):
+            yield to_device(split_batch(batch)[0], self.device)
+
+    def _pause(self, stop: StopRequest) -> tuple[bool, bool]:
+        """Whether to save now, and whether to stop afterwards.
+
+        Processes that share batches must agree: one that stops alone would leave the others waiting. A
+        signal that arrives while they exchange their requests counts at the next update.
+        """
+        wanted = stop.requested
+        due = self.folder is not None and (
+            time.monotonic() - self._saved_at >= self.checkpoint_seconds
+        )
+        if self.shared:
+            wanted, due = distributed.any_of([wanted, due])
+        return wanted or due, wanted
+
+    def _save(self) -> None:
+        self._saved_at = time.monotonic()
+        bad = first_nonfinite_weight(self.method.module)
+        if bad is not None:
+            step = self.epoch * len(self.loader) + self.batch
+            raise TrainingError(
+                f"weight {bad!r} is not finite after step {step}: try a smaller lr or clip_norm; the last "
+                "good checkpoint is kept",
+                step=step,
+                layer=bad,
+            )
+        if self.folder is None:
+            return
+        state = {
+            "epoch": self.epoch,
+            "batch": self.batch,
+            "rows": len(self.history),
+            "sums": self.sums,
+            "seconds": self.seconds,
+            "method": self.method.state_dict(),
+            "likelihood": self.method.likelihood.state_dict(),
+            "noise_optimizer": None
+            if self.noise_optimizer is None
+            else self.noise_optimizer.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            "random": self._random_states(),
+        }
+        if self.method.one_per_rank or distributed.rank() == 0:
+            self.folder.write_checkpoint(state)
+            self.folder.write_traces(self.method.traces)
+        if self.shared:
+            distributed.barrier()
+
+    def _random_states(self) -> list[dict[str, Any]]:
+        """Return the random states of this process, or of all that share the checkpoint."""
+        own = {"torch": torch.get_rng_state(), "method": self.method.plan.generator.get_state()}
+        if not self.shared:
+            if torch.cuda.is_available():
+                return [{**own, "cuda": torch.cuda.get_rng_state_all()}]
+            return [own]
+        both = {name: distributed.gather(state) for name, state in own.items()}
+        return [dict(zip(both, states, strict=True)) for states in zip(*both.values(), strict=True)]
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        assert self.folder is not None
+        try:
+            self.method.load_state_dict(state["method"])
+            self.method.likelihood.load_state_dict(state["likelihood"])
+        except (RuntimeError, KeyError, ValueError) as error:
+            raise RunError(
+                f"the checkpoint in {self.folder.path} is of another model "
+                f"({str(error).splitlines()[0]}): resume it with the model it was made with"
+            ) from error
+        if self.noise_optimizer is not None:
+            self.noise_optimizer.load_state_dict(state["noise_optimizer"])
+        self.scaler.load_state_dict(state["scaler"])
+        states = state["random"]
+        place = distributed.rank() if self.shared else 0
+        if place < len(
+            states
+        ):  # with more processes than before, the new ones keep their fresh seeds
+            torch.set_rng_state(states[place]["torch"])
+            self.method.plan.generator.set_state(states[place]["method"])
+            if "cuda" in states[place]:
+                torch.cuda.set_rng_state_all(states[place]["cuda"])
+        self.epoch, self.batch, self.seconds = state["epoch"], state["batch"], state["seconds"]
+        self.sums = state["sums"]
+        self.history = self.folder.read_metrics(state["rows"])
+        if self.method.one_per_rank or distributed.rank() == 0:
+            self.folder.keep_metrics(self.history)
+
+    def _stopped(self, by: int) -> None:
+        name = signal.Signals(by).name if by else "a signal to another process"
+        if self.folder is None:
+            raise KeyboardInterrupt(f"stopped by {name}; without a folder nothing was saved")
+        raise KeyboardInterrupt(
+            f"stopped by {name} in epoch {self.epoch + 1}; saved in {self.folder.path}: "
+            "run the same command with --resume to continue"
+        )
+
+
+class _SkippedStep(Exception):
+    """The gradient overflowed in float16: this update is skipped."""

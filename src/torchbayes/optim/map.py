@@ -137,7 +137,8 @@ class MAP(ModelOptimizer):
         for group in self.param_groups:
             named = {self._names[id(p)]: p for p in group["params"] if p.grad is not None}
             named = {name: p for name, p in named.items() if name not in norms}
-            pull = self.prior.grad({name: p.detach() for name, p in named.items()})
+            weights = {name: p.detach() for name, p in named.items()}
+            pull = self.prior.grad(weights) if weights else {}
             for name, p in named.items():
                 p.grad.add_(pull[name], alpha=-1 / group["train_size"])
 

@@ -200,6 +200,7 @@ def check_options(method: type[Method], options: Iterable[str]) -> None:
     known = method_options(method)
     for name in options:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
+            longer = [own for own in known if name.startswith(f"{own}_")]  # such as prior_precision
+            near = longer or difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known)}"
             raise ValueError(f"method {method.name!r} has no option {name!r}: {hint}")

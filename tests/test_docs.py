@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
 import textwrap
 from pathlib import Path
@@ -11,7 +12,8 @@ import pytest
 import torch
 
 import torchbayes as tb
-from torchbayes.train.registry import METHODS
+from tools.docs_site import method_sections, methods_menu, methods_table
+from torchbayes.train.registry import METHODS, method_options
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
@@ -38,9 +40,19 @@ def test_the_blocks_of_a_page_run_one_after_the_other(
 def test_a_method_has_a_page_with_its_settings(name: str) -> None:
     text = (ROOT / "docs" / "methods" / f"{name}.md").read_text(encoding="utf-8")
     assert text.startswith(f"# {name}\n")
-    algorithm = METHODS[name].algorithm
-    assert f"::: {algorithm.__module__}.{algorithm.__name__}" in text
     assert "## What goes wrong" in text
+    method, added = METHODS[name], method_sections(name)
+    assert method.paper in added
+    assert f"::: {method.algorithm.__module__}.{method.algorithm.__name__}\n" in added
+    arguments = inspect.signature(method.algorithm).parameters
+    for option in method_options(method):
+        assert option in arguments or f"| `{option}` | " in added, option
+
+
+def test_the_table_of_methods_links_every_method_to_its_page() -> None:
+    rows = methods_table().splitlines()[2:]
+    assert [row.split("`")[1] for row in rows] == list(METHODS)
+    assert all(f"[`{name}`]({name}.md)" in row for name, row in zip(METHODS, rows, strict=True))
 
 
 # Their names are all public and stand on the page, those of `metrics` as a whole.
@@ -51,8 +63,11 @@ def test_every_public_name_has_its_place_on_the_api_page() -> None:
     page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
     entries = re.findall(r"^::: torchbayes\.(\S+)$", page, re.MULTILINE)
     assert len(entries) == len(set(entries))
+    # A new algorithm needs no line here: its section shows all of `torchbayes.optim`.
+    assert "optim" in entries
     documented = {entry.rpartition(".")[2] for entry in entries}
-    assert set(tb.__all__) <= {entry for entry in entries if "." not in entry}
+    at_the_top = {entry for entry in entries if "." not in entry}
+    assert set(tb.__all__) <= at_the_top | set(tb.optim.__all__)
     for namespace in NAMESPACES:
         assert set(getattr(tb, namespace).__all__) <= documented, namespace
     for entry in entries:
@@ -64,9 +79,13 @@ def test_every_public_name_has_its_place_on_the_api_page() -> None:
 
 
 def test_every_page_is_in_the_menu() -> None:
-    menu = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    settings = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    assert "\nhooks: [tools/docs_site.py]\n" in settings
+    methods = methods_menu(ROOT / "docs")
+    assert methods == ["methods/index.md", *(f"methods/{name}.md" for name in METHODS)]
     for page in PAGES:
-        assert f" {page.relative_to(ROOT / 'docs').as_posix()}\n" in menu, page
+        path = page.relative_to(ROOT / "docs").as_posix()
+        assert path in methods or f" {path}\n" in settings, page
 
 
 def test_links_between_pages_lead_somewhere() -> None:

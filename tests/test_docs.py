@@ -21,7 +21,7 @@ WITH_CODE = [page for page in PAGES if "```python" in page.read_text(encoding="u
 
 
 def test_there_is_code() -> None:
-    assert {page.stem for page in WITH_CODE} >= {"index", "scale", "after-training"}
+    assert {page.stem for page in WITH_CODE} >= {"index", "own-loop", "scale", "after-training"}
 
 
 @pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: page.stem)
@@ -73,6 +73,11 @@ def test_every_public_name_has_its_place_on_the_api_page() -> None:
     for entry in entries:
         home, _, name = f"torchbayes.{entry}".rpartition(".")
         assert hasattr(importlib.import_module(home), name), entry
+    for home, members in re.findall(
+        r"^::: (\S+)\n    options: {.*members: \[(.+)\]", page, re.MULTILINE
+    ):
+        for name in members.split(", "):
+            assert hasattr(importlib.import_module(home), name), f"{home}.{name}"
     sections = re.findall(r"^## (.+)$", page, re.MULTILINE)
     order = ["Method", "Posterior", "Predictive", "Metrics"]
     assert [section for section in sections if section in order] == order

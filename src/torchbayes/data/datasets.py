@@ -55,66 +55,42 @@ DATASETS: dict[str, DataEntry] = {
     entry.name: entry
     for entry in (
         DataEntry(
-            "digits",
-            "1,797 handwritten digits, 8 × 8 grey; comes with scikit-learn",
-            _SKLEARN,
-            load_digits,
+            "digits", "1,797 handwritten digits, 8 × 8 grey; comes with scikit-learn",
+            _SKLEARN, load_digits,
         ),
         DataEntry(
             "moons", "1,000 points in the plane, two interleaved half circles", _SKLEARN, load_moons
         ),
         DataEntry(
-            "bbb-curve",
-            "2,000 points of a noisy curve, the regression of Bayes by Backprop",
-            "https://arxiv.org/abs/1505.05424",
-            load_curve,
+            "bbb-curve", "2,000 points of a noisy curve, the regression of Bayes by Backprop",
+            "https://arxiv.org/abs/1505.05424", load_curve,
         ),
         DataEntry(
-            "mnist",
-            "70,000 handwritten digits, 28 × 28 grey",
-            "https://yann.lecun.com/exdb/mnist/",
-            load_mnist,
-            MNIST,
-            "fashion-mnist",
+            "mnist", "70,000 handwritten digits, 28 × 28 grey",
+            "https://yann.lecun.com/exdb/mnist/", load_mnist, MNIST, ood="fashion-mnist",
         ),
         DataEntry(
-            "fashion-mnist",
-            "70,000 pictures of clothing, 28 × 28 grey",
+            "fashion-mnist", "70,000 pictures of clothing, 28 × 28 grey",
             "https://github.com/zalandoresearch/fashion-mnist",
-            load_fashion_mnist,
-            FASHION_MNIST,
-            "mnist",
+            load_fashion_mnist, FASHION_MNIST, ood="mnist",
         ),
         DataEntry(
-            "cifar10",
-            "60,000 photographs of ten kinds of things, 32 × 32 colour",
-            "https://www.cs.toronto.edu/~kriz/cifar.html",
-            load_cifar10,
-            CIFAR10,
-            "svhn",
+            "cifar10", "60,000 photographs in ten classes, 32 × 32 colour",
+            "https://www.cs.toronto.edu/~kriz/cifar.html", load_cifar10, CIFAR10, ood="svhn",
         ),
         DataEntry(
-            "svhn",
-            "99,289 house numbers, 32 × 32 colour",
-            "http://ufldl.stanford.edu/housenumbers/",
-            load_svhn,
-            SVHN,
-            "cifar10",
+            "svhn", "99,289 house numbers, 32 × 32 colour",
+            "http://ufldl.stanford.edu/housenumbers/", load_svhn, SVHN, ood="cifar10",
         ),
     )
-}
+}  # fmt: skip
 
 
 def load_data(
-    name: str,
-    *,
-    data_dir: str | Path | None = None,
-    download: bool = True,
-    validation: float | int = 0.0,
-    seed: int = 0,
-    size: int | None = None,
-    stream: bool | None = None,
-) -> DataSet:
+    name: str, *, data_dir: str | Path | None = None, download: bool = True,
+    validation: float | int = 0.0, seed: int = 0,
+    size: int | None = None, stream: bool | None = None,
+) -> DataSet:  # fmt: skip
     """Load a data set by name, or build one from a folder of images.
 
     Args:
@@ -157,18 +133,10 @@ def load_data(
 
 
 def make_loader(
-    data: DataSet,
-    split: Split | ImageFolder,
-    batch_size: int,
-    *,
-    shuffle: bool = False,
-    augment: bool = False,
-    seed: int = 0,
-    drop_last: bool = False,
-    rank: int = 0,
-    world_size: int = 1,
-    workers: int = 2,
-) -> BatchLoader | StreamLoader:
+    data: DataSet, split: Split | ImageFolder, batch_size: int, *,
+    shuffle: bool = False, augment: bool = False, seed: int = 0,
+    drop_last: bool = False, rank: int = 0, world_size: int = 1, workers: int = 2,
+) -> BatchLoader | StreamLoader:  # fmt: skip
     """Build the loader of a split, normalising with the data set's constants.
 
     Args:
@@ -198,11 +166,6 @@ def make_loader(
         else partial(BatchLoader, split.inputs, split.targets)
     )
     return loader(
-        batch_size,
-        shuffle=shuffle,
-        seed=seed,
-        transform=transform,
-        drop_last=drop_last,
-        rank=rank,
-        world_size=world_size,
-    )
+        batch_size, shuffle=shuffle, seed=seed, transform=transform,
+        drop_last=drop_last, rank=rank, world_size=world_size,
+    )  # fmt: skip

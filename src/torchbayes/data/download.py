@@ -56,7 +56,8 @@ def fetch(file: RemoteFile, folder: Path) -> Path:
         # is worth a second, fresh attempt at the same address.
         for fresh in (not part.exists(), True):
             try:
-                with _Downloader(part) as downloader:
+                downloader = _Downloader(part)
+                with downloader.progress:
                     path = pooch.retrieve(
                         url, f"sha256:{file.sha256}", file.name, folder, downloader=downloader
                     )
@@ -126,14 +127,7 @@ class _Downloader:
             transient=True,
             disable=not console.is_terminal,
         )
-
-    def __enter__(self) -> _Downloader:
-        self.progress.start()
-        self.task = self.progress.add_task(self.part.name.removesuffix(".part"), total=None)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.progress.stop()
+        self.task = self.progress.add_task(part.stem, total=None)
 
     def __call__(self, url: str, output_file: str, pooch: Any) -> None:
         """Download `url`, in as many requests as it takes while they make progress."""

@@ -15,8 +15,6 @@ from torchbayes.data.source import DataError, damaged
 
 __all__ = ["read_idx"]
 
-_UBYTE = 8
-
 
 def read_idx(path: Path) -> Tensor:
     """Read an IDX file of unsigned bytes, gzipped if its name ends in .gz.
@@ -29,7 +27,7 @@ def read_idx(path: Path) -> Tensor:
         data = bytearray(gzip.decompress(content) if path.suffix == ".gz" else content)
     except (OSError, EOFError, zlib.error) as error:
         raise damaged(path, error) from error
-    if len(data) < 4 or data[:2] != b"\0\0" or data[2] != _UBYTE:
+    if len(data) < 4 or data[:2] != b"\0\0" or data[2] != 8:  # the type code of uint8
         raise DataError(
             f"{path} is not an IDX file of unsigned bytes: remove it and get the original"
         )

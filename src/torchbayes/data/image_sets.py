@@ -96,12 +96,8 @@ def _parts(root: Path) -> dict[str, str]:
     def first(*names: str) -> str | None:
         return next((n for n in names if (root / n).is_dir() and class_folders(root / n)), None)
 
-    found = {
-        "train": first("train"),
-        "validation": first("val", "valid", "validation"),
-        "test": first("test"),
-    }
-    parts = {part: where for part, where in found.items() if where is not None}
+    names = {"train": ("train",), "validation": ("val", "valid", "validation"), "test": ("test",)}
+    parts = {part: found for part, known in names.items() if (found := first(*known))}
     if "train" not in parts:
         if (root / "train").is_dir() and any((root / name).is_dir() for name in ("test", "val")):
             raise DataError(

@@ -39,18 +39,10 @@ class BatchLoader(EpochLoader):
     """
 
     def __init__(
-        self,
-        inputs: Inputs,
-        targets: Tensor | None,
-        batch_size: int,
-        *,
-        shuffle: bool,
-        seed: int,
+        self, inputs: Inputs, targets: Tensor | None, batch_size: int, *, shuffle: bool, seed: int,
         transform: Callable[[Any, torch.Generator], Any] | None = None,
-        drop_last: bool = False,
-        rank: int = 0,
-        world_size: int = 1,
-    ) -> None:
+        drop_last: bool = False, rank: int = 0, world_size: int = 1,
+    ) -> None:  # fmt: skip
         count = batch_len(inputs)
         super().__init__(count, batch_size, shuffle, seed, transform, drop_last, rank, world_size)
         if targets is not None and len(targets) != self.num_examples:
@@ -61,9 +53,7 @@ class BatchLoader(EpochLoader):
         self.inputs = inputs
         self.targets = targets
 
-    def _read(
-        self, epoch: int, plan: Iterator[tuple[int, Tensor]]
-    ) -> Iterator[tuple[Any, Tensor | None]]:
+    def _read(self, epoch: int, plan: Iterator[tuple[int, Tensor]]) -> Iterator[tuple[Any, Any]]:
         generator = torch.Generator()
         for batch, index in plan:
             inputs = map_tensors(self.inputs, partial(_select, index=index))

@@ -62,16 +62,10 @@ class EpochLoader(ABC):
     """
 
     def __init__(
-        self,
-        num_examples: int,
-        batch_size: int,
-        shuffle: bool,
-        seed: int,
+        self, num_examples: int, batch_size: int, shuffle: bool, seed: int,
         transform: Callable[[Any, torch.Generator], Any] | None,
-        drop_last: bool,
-        rank: int,
-        world_size: int,
-    ) -> None:
+        drop_last: bool, rank: int, world_size: int,
+    ) -> None:  # fmt: skip
         if num_examples < 1:
             raise ValueError("a loader needs at least one example, but the data set is empty")
         if batch_size < 1:

@@ -49,18 +49,10 @@ class StreamLoader(EpochLoader):
     """
 
     def __init__(
-        self,
-        dataset: Any,
-        batch_size: int,
-        *,
-        shuffle: bool,
-        seed: int,
+        self, dataset: Any, batch_size: int, *, shuffle: bool, seed: int,
         transform: Callable[[Any, torch.Generator], Any] | None = None,
-        drop_last: bool = False,
-        rank: int = 0,
-        world_size: int = 1,
-        workers: int = 2,
-    ) -> None:
+        drop_last: bool = False, rank: int = 0, world_size: int = 1, workers: int = 2,
+    ) -> None:  # fmt: skip
         count = len(dataset)
         super().__init__(count, batch_size, shuffle, seed, transform, drop_last, rank, world_size)
         if workers < 0:
@@ -68,12 +60,8 @@ class StreamLoader(EpochLoader):
         self.dataset = dataset
         self.workers = workers
 
-    def _read(
-        self, epoch: int, plan: Iterator[tuple[int, Tensor]]
-    ) -> Iterator[tuple[Any, Tensor | None]]:
-        jobs = (
-            _Job(epoch, index.tolist(), self._augment_seed(epoch, batch)) for batch, index in plan
-        )
+    def _read(self, epoch: int, plan: Iterator[tuple[int, Tensor]]) -> Iterator[tuple[Any, Any]]:
+        jobs = (_Job(epoch, i.tolist(), self._augment_seed(epoch, batch)) for batch, i in plan)
         # batch_size=None: an "example" of this DataLoader is a whole batch, which its worker
         # transforms at once. The generator keeps it from drawing from torch's global one.
         loader = DataLoader(

@@ -27,12 +27,9 @@ class ResidualNetwork(nn.Module):
         self.in_channels = in_channels
 
     def add_stages(
-        self,
-        block: Callable[[int, int, int], nn.Module],
-        channels: int,
-        width: int,
-        depths: Sequence[int],
-    ) -> int:
+        self, block: Callable[[int, int, int], nn.Module],
+        channels: int, width: int, depths: Sequence[int],
+    ) -> int:  # fmt: skip
         """Add `layer1`, `layer2`, …, each later one at half the resolution and twice the width.
 
         Args:

@@ -75,15 +75,9 @@ class ResNet(ResidualNetwork):
     """A stem, four stages of residual blocks, average pooling and a linear layer."""
 
     def __init__(
-        self,
-        block: Callable[[int, int, int], BasicBlock | Bottleneck],
-        width: int,
-        depths: Sequence[int],
-        num_classes: int,
-        in_channels: int,
-        stem: str,
-        zero_init_residual: bool,
-    ) -> None:
+        self, block: Callable[[int, int, int], BasicBlock | Bottleneck], width: int,
+        depths: Sequence[int], num_classes: int, in_channels: int, stem: str, zero_init_residual: bool,
+    ) -> None:  # fmt: skip
         super().__init__(num_classes, in_channels)
         if stem == "imagenet":
             self.conv1 = nn.Conv2d(in_channels, 64, 7, stride=2, padding=3, bias=False)

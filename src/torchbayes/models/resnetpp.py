@@ -66,14 +66,9 @@ class WeightNormConv2d(_WeightNorm):
     """A weight-normalised convolution that preserves the image size at stride 1."""
 
     def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: int,
-        stride: int = 1,
-        bias: bool = True,
-        scale: float = 1.0,
-    ) -> None:
+        self, in_channels: int, out_channels: int, kernel_size: int,
+        stride: int = 1, bias: bool = True, scale: float = 1.0,
+    ) -> None:  # fmt: skip
         super().__init__((out_channels, in_channels, kernel_size, kernel_size), bias, scale)
         self.stride = stride
         self.padding = kernel_size // 2
@@ -135,15 +130,9 @@ class ResNetPP(ResidualNetwork):
     """A stem, stages of residual blocks, average pooling and a linear layer."""
 
     def __init__(
-        self,
-        block: Callable[[int, int, int], BasicBlockPP | BottleneckPP],
-        expansion: int,
-        depths: Sequence[int],
-        stem_kernel: int,
-        num_classes: int,
-        in_channels: int,
-        width: int,
-    ) -> None:
+        self, block: Callable[[int, int, int], BasicBlockPP | BottleneckPP], expansion: int,
+        depths: Sequence[int], stem_kernel: int, num_classes: int, in_channels: int, width: int,
+    ) -> None:  # fmt: skip
         super().__init__(num_classes, in_channels, width=width)
         small = stem_kernel == 3
         self.conv1 = WeightNormConv2d(in_channels, width, stem_kernel, stride=1 if small else 2)

@@ -25,13 +25,8 @@ class VGG(nn.Module):
     """Stages of 3×3 convolutions with max pooling between them; see `vgg11`."""
 
     def __init__(
-        self,
-        stages: Sequence[int],
-        num_classes: int,
-        in_channels: int,
-        batch_norm: bool,
-        width: int,
-    ) -> None:
+        self, stages: Sequence[int], num_classes: int, in_channels: int, batch_norm: bool, width: int
+    ) -> None:  # fmt: skip
         super().__init__()
         require_positive(num_classes=num_classes, in_channels=in_channels, width=width)
         self.in_channels = in_channels

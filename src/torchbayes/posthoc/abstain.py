@@ -80,7 +80,7 @@ def abstain(
     """
     for name, value in (("risk", risk), ("probability", probability)):
         if not 0 < value < 1:
-            raise ValueError(f"{name} is {value:g}: expected a fraction between 0 and 1")
+            raise ValueError(f"{name} is {value:g}: expected a number between 0 and 1")
     probs, labels = checked(predictive, targets)
     confidence, order = predictive.confidence.double().sort(descending=True, stable=True)
     wrong = (probs.argmax(1) != labels)[order].cumsum(0)

@@ -70,9 +70,7 @@ def conformal_sets(
         [True, True, False]
     """
     if not 0 < coverage < 1:
-        raise ValueError(
-            f"coverage is {coverage:g}: expected a fraction between 0 and 1, such as 0.9"
-        )
+        raise ValueError(f"coverage is {coverage:g}: expected between 0 and 1, such as 0.9")
     probs, labels = checked(predictive, targets)
     scores = 1 - probs.gather(1, labels.unsqueeze(1)).squeeze(1)
     return ConformalSets(coverage, conformal_threshold(scores, coverage))

@@ -111,7 +111,7 @@ def test_rotation_is_scipy_s(size: tuple[int, int]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((torch.zeros(1, 1, 4, 4), "fog", 1), "no corruption 'fog'"),
+        ((torch.zeros(1, 1, 4, 4), "fog", 1), "unknown corruption 'fog'"),
         ((torch.zeros(1, 1, 4, 4), "noise", 0), "severity is 0"),
         ((torch.zeros(1, 4, 4), "noise", 1), "cannot corrupt"),
         ((torch.zeros(1, 1, 4, 4, dtype=torch.int64), "noise", 1), "cannot corrupt"),

@@ -160,11 +160,11 @@ def test_a_damaged_archive_leaves_no_folder(tmp_path: Path, cifar_archive: bytes
     archive = tmp_path / "a.tar.gz"
     archive.write_bytes(cifar_archive[: len(cifar_archive) // 2])
     members = tuple(f"cifar-10-batches-bin/data_batch_{i}.bin" for i in range(1, 6))
-    with pytest.raises(DataError, match="is damaged or incomplete"):
+    with pytest.raises(DataError, match="is damaged or half-downloaded"):
         unpack(archive, members, tmp_path / "out")
     with tarfile.open(archive, "w:gz"):
         pass
-    with pytest.raises(DataError, match="is damaged or incomplete"):
+    with pytest.raises(DataError, match="is damaged or half-downloaded"):
         unpack(archive, members, tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["a.tar.gz"]
 

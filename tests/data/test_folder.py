@@ -130,7 +130,7 @@ def test_odd_kinds_of_images(tmp_path: Path) -> None:
 def test_a_corrupt_image_is_named(flat: Path, stream: bool) -> None:
     bad = flat / "bee" / "03.png"
     bad.write_bytes(b"\x89PNG\r\n\x1a\n" + b"\0" * 50)
-    with pytest.raises(DataError, match=f"The image {bad} could not be read") as caught:
+    with pytest.raises(DataError, match=f"the image {bad} could not be read") as caught:
         load_data(f"folder:{flat}", stream=stream)
     assert "\n" not in str(caught.value)
 
@@ -161,7 +161,7 @@ def test_folders_that_are_no_data_set(tmp_path: Path) -> None:
     (tmp_path / "b" / "notes.txt").write_text("no image")
     refused("b has no images")
     picture(tmp_path / "b" / "x.png", 1)
-    refused("No class of this image folder has two images")
+    refused("no class of this image folder has two images")
     (tmp_path / "a" / "x.png").unlink()
     (tmp_path / "b" / "x.png").unlink()
     refused("has no images in its class subfolders")

@@ -117,7 +117,7 @@ def test_cifar_straight_from_the_archive(
     assert torch.equal(left.train.inputs, right.train.inputs)
     assert sorted(path.name for path in (tmp_path / "tar").iterdir()) == ["cifar-10-binary.tar.gz"]
     put(tmp_path / "tar", {"cifar-10-binary.tar.gz": cifar_archive[:9000]})
-    with pytest.raises(DataError, match=r"cifar-10-binary\.tar\.gz is damaged or incomplete"):
+    with pytest.raises(DataError, match=r"cifar-10-binary\.tar\.gz is damaged or half-downloaded"):
         load_data("cifar10", data_dir=tmp_path / "tar", download=False)
 
 

@@ -150,7 +150,7 @@ def test_a_corrupt_image_is_named_in_one_sentence(photos: Path, workers: int) ->
     bad = data.train.path(7)
     bad.write_bytes(bad.read_bytes()[:60])
     loader = make_loader(data, data.train, 4, workers=workers)
-    with pytest.raises(DataError, match=f"The image {bad} could not be read") as caught:
+    with pytest.raises(DataError, match=f"the image {bad} could not be read") as caught:
         list(loader)
     assert "\n" not in str(caught.value)
 
@@ -163,7 +163,7 @@ def test_an_unreadable_example_of_any_data_set_is_named() -> None:
             return super().__getitem__(index)
 
     with pytest.raises(
-        DataError, match="Example 5 of the data set could not be read: disk on fire"
+        DataError, match="example 5 of the data set could not be read: disk on fire"
     ):
         list(StreamLoader(Broken(), 4, shuffle=False, seed=0, workers=0))
 

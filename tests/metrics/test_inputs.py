@@ -27,7 +27,7 @@ EVERY = [
     ("probs", "targets", "message"),
     [
         (torch.tensor([[3.0, -1.0], [0.2, 0.8]]), LABELS, "row 0 of probs sums to 2.*softmax"),
-        (GOOD.log(), LABELS, "looks like logits: apply softmax first"),
+        (GOOD.log(), LABELS, "if these are logits, apply softmax first"),
         (torch.tensor([[0.5, 0.49], [0.5, 0.5]]), LABELS, "sums to 0.99"),
         (torch.tensor([[0.5, 0.5], [torch.inf, -torch.inf]]), LABELS, "row 1 of probs sums to nan"),
         (torch.tensor([[1.2, -0.2], [0.5, 0.5]]), LABELS, "negative value -0.2"),

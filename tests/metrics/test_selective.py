@@ -75,7 +75,7 @@ def test_properties(rows, random):
     ("confidence", "correct", "message"),
     [
         (torch.zeros(3), torch.ones(2), "equal shapes"),
-        (torch.zeros(3, 1), torch.ones(3), "one score an example"),
+        (torch.zeros(3, 1), torch.ones(3), "one score per example"),
         (torch.zeros(0), torch.ones(0), "at least one example"),
         (torch.zeros(2), torch.tensor([0, 7]), "other than 0 and 1"),
         (torch.tensor([0.1, float("nan")]), torch.ones(2), "confidence contains NaN"),

@@ -262,4 +262,4 @@ def test_bad_input_gives_one_sentence(call: Callable[[], object], message: str) 
     with pytest.raises(ValueError, match=message) as error:
         call()
     assert "\n" not in str(error.value)
-    assert str(error.value).endswith(".")
+    assert not str(error.value).endswith(".")

@@ -1,4 +1,4 @@
-"""Data: readers, downloads, loaders whose randomness survives a restart, and augmentation."""
+"""Data: readers, downloads, augmentation, and loaders whose randomness survives a restart."""
 
 from torchbayes.core.batch import (
     Inputs,

@@ -1,4 +1,4 @@
-"""The data sets that need no download: those of scikit-learn, and curves with noise."""
+"""Data sets that need no download: those of scikit-learn, and a noisy curve."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ __all__ = ["curve_data", "load_curve", "load_digits", "load_moons", "toy_curve"]
 def load_digits(data_dir: str | Path | None, download: bool) -> DataSet:
     """Load 1,797 handwritten digits of 8 × 8 pixels in 17 grey levels (Alpaydin and Kaynak 1998).
 
-    They are a quarter of the original set; the split into 1,347 and 450 is fixed and has every
-    class in proportion. The arguments are there for the registry and not used.
+    They are a quarter of the original set; the split into 1,347 and 450 is fixed and stratified by
+    class. The arguments are those of every loader in the registry and are ignored.
     """
-    from sklearn.datasets import (
-        load_digits as sklearn_digits,  # it takes longer to import than torch
-    )
+    # Imported here because scikit-learn takes longer to import than torch.
+    from sklearn.datasets import load_digits as sklearn_digits
     from sklearn.model_selection import train_test_split
 
     images, labels = sklearn_digits(return_X_y=True)
     parts = train_test_split(images, labels, test_size=450, stratify=labels, random_state=0)
-    inputs = [torch.from_numpy(part / 16).float().view(-1, 1, 8, 8) for part in parts[:2]]
-    targets = [torch.from_numpy(part).long() for part in parts[2:]]
-    train, test = (Split(x, y) for x, y in zip(inputs, targets, strict=True))
+    train, test = (
+        Split(torch.from_numpy(x / 16).float().view(-1, 1, 8, 8), torch.from_numpy(y).long())
+        for x, y in zip(parts[:2], parts[2:], strict=True)
+    )
     return DataSet(
         name="digits",
         train=train,
@@ -43,9 +43,9 @@ def load_digits(data_dir: str | Path | None, download: bool) -> DataSet:
 
 
 def load_moons(data_dir: str | Path | None, download: bool) -> DataSet:
-    """Make 1,000 points in two interleaved half circles, half of them for testing.
+    """Generate 1,000 points in two interleaved half circles, half of them for testing.
 
-    The arguments are there for the registry and not used.
+    The arguments are those of every loader in the registry and are ignored.
     """
     from sklearn.datasets import make_moons
 
@@ -66,14 +66,14 @@ def load_moons(data_dir: str | Path | None, download: bool) -> DataSet:
 
 
 def toy_curve(x: Tensor) -> Tensor:
-    """The Bayes by Backprop paper's regression curve without its noise: x + 0.3 sin 2πx + 0.3 sin 4πx."""
+    """Return the noise-free regression curve of Bayes by Backprop: x + 0.3 sin 2πx + 0.3 sin 4πx."""
     return x + 0.3 * torch.sin(2 * math.pi * x) + 0.3 * torch.sin(4 * math.pi * x)
 
 
 def curve_data(
     count: int = 200, *, generator: torch.Generator | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The toy data of the Bayes by Backprop paper, inputs and targets of shape (count, 1).
+    """Draw the toy data of the Bayes by Backprop paper: inputs and targets of shape (count, 1).
 
     y = x + 0.3 sin 2π(x+ε) + 0.3 sin 4π(x+ε) + ε with x uniform in [0, 0.5]. The paper's ε ~ N(0, 0.02)
     is read as a standard deviation of 0.02: a variance of 0.02 would drown the curve.
@@ -89,9 +89,9 @@ def curve_data(
 
 
 def load_curve(data_dir: str | Path | None, download: bool) -> DataSet:
-    """Make the Bayes by Backprop paper's regression data: 1,000 points to train on and 1,000 to test.
+    """Generate the regression data of Bayes by Backprop: 1,000 training and 1,000 test points.
 
-    The arguments are there for the registry and not used.
+    The arguments are those of every loader in the registry and are ignored.
     """
     generator = torch.Generator().manual_seed(0)
     train = Split(*curve_data(1000, generator=generator))

@@ -1,4 +1,4 @@
-"""CIFAR-10 (Krizhevsky 2009), binary version: a label byte and 3,072 pixel bytes an image."""
+"""CIFAR-10 (Krizhevsky 2009), binary version: a label byte and 3,072 pixel bytes per image."""
 
 from __future__ import annotations
 
@@ -19,17 +19,8 @@ _MEMBERS = tuple(f"{_FOLDER}/{name}" for name in (*_TRAIN, _TEST))
 _ARCHIVE = "cifar-10-binary.tar.gz"
 _RECORD = 1 + 3 * 32 * 32
 _CLASSES = (
-    "airplane",
-    "automobile",
-    "bird",
-    "cat",
-    "deer",
-    "dog",
-    "frog",
-    "horse",
-    "ship",
-    "truck",
-)
+    "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
+)  # fmt: skip
 
 CIFAR10 = Source(
     "cifar10",
@@ -50,7 +41,7 @@ CIFAR10 = Source(
 
 
 def load_cifar10(data_dir: str | Path | None, download: bool) -> DataSet:
-    """Load CIFAR-10 from its six binary files, or from the archive of them."""
+    """Load CIFAR-10 from its six binary files or the archive that contains them."""
     place = obtain(CIFAR10, data_dir, download)
     if place.is_dir():
         contents = {name: bytearray((place / name).read_bytes()) for name in (*_TRAIN, _TEST)}
@@ -61,37 +52,34 @@ def load_cifar10(data_dir: str | Path | None, download: bool) -> DataSet:
     train = [read_cifar(contents[name], place / name) for name in _TRAIN]
     return DataSet(
         name="cifar10",
-        train=Split(
-            torch.cat([split.inputs for split in train]),
-            torch.cat([split.targets for split in train]),
-        ),
+        train=Split(*map(torch.cat, zip(*((s.inputs, s.targets) for s in train), strict=True))),
         test=read_cifar(contents[_TEST], place / _TEST),
         validation=None,
         classes=_CLASSES,
         shape=(3, 32, 32),
-        # The constants of the VOGN experiments; the std is the customary one, which is the mean
-        # of the images' own standard deviations and smaller than that of all pixels.
+        # The constants of the VOGN experiments. The std is the customary one: the mean of the
+        # images' own standard deviations, which is smaller than that of all pixels.
         mean=(0.4914, 0.4822, 0.4465),
         std=(0.2023, 0.1994, 0.2010),
         augment=PadCropFlip(pad=4),
-        note=f"binary files of {place}",
+        note=f"binary files from {place}",
     )
 
 
 def read_cifar(data: bytearray, path: Path) -> Split:
-    """Take the contents of one binary file apart.
+    """Parse one binary file.
 
     Args:
-        data: The file's contents.
-        path: The file's name, for messages.
+        data: Contents of the file.
+        path: Name of the file, for messages.
 
     Raises:
-        DataError: If the file ends within an image.
+        DataError: If the file ends inside an image.
     """
     if len(data) == 0 or len(data) % _RECORD:
         raise DataError(
-            f"{path} has {len(data)} bytes, which is no whole number of {_RECORD}-byte images: it "
-            "is half-downloaded or damaged, so remove it and get it again."
+            f"{path} has {len(data)} bytes, not a whole number of {_RECORD}-byte images: it is "
+            "damaged or half-downloaded, so remove it and get it again"
         )
     records = torch.frombuffer(data, dtype=torch.uint8).view(-1, _RECORD)
     return Split(records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0].long())

@@ -1,12 +1,12 @@
-"""Test images under shift: six kinds of damage at five severities, made on the spot.
+"""Test images under shift: six kinds of corruption at five severities, generated on demand.
 
-In the manner of Hendrycks & Dietterich (2019), "Benchmarking neural network robustness to common
-corruptions and perturbations", for images of any size and number of channels. These are not the files
-of CIFAR-10-C: kinds and severities follow the idea, with strengths that are given as shares of the
-image's side or of its range of values, so that an 8 × 8 digit and a 32 × 32 photograph suffer alike.
-Results are labelled as generated for that reason.
+After Hendrycks & Dietterich (2019), "Benchmarking neural network robustness to common corruptions and
+perturbations", for images of any size and number of channels. These are not the files of CIFAR-10-C:
+kinds and severities follow the idea, with strengths relative to the image's side or range of values, so
+that an 8 × 8 digit and a 32 × 32 photograph are affected alike. Results are therefore labelled as
+generated.
 
-Every call gives the same images: noise is drawn from a generator of its own.
+Every call returns the same images: noise is drawn from a separate generator.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ __all__ = ["CORRUPTIONS", "CORRUPTION_NOTE", "SEVERITIES", "corrupt"]
 
 SEVERITIES = (1, 2, 3, 4, 5)
 CORRUPTION_NOTE = (
-    "Corruptions are generated on the spot in the manner of Hendrycks & Dietterich (2019); they are not "
-    "the published files of a -C data set, and figures are not comparable with theirs."
+    "Corruptions are generated on demand, after Hendrycks & Dietterich (2019); they are not the published "
+    "files of a -C data set, and figures are not comparable with theirs."
 )
 
 _NOISE_STD = (0.08, 0.14, 0.22, 0.32, 0.45)
-_BLUR_SHARE = (0.04, 0.055, 0.07, 0.09, 0.12)  # the Gaussian's std, of the image's side
+_BLUR_SHARE = (0.04, 0.055, 0.07, 0.09, 0.12)  # std of the Gaussian, relative to the image's side
 _CONTRAST = (0.6, 0.45, 0.3, 0.2, 0.12)
-_PIXELATE_SHARE = (0.75, 0.62, 0.5, 0.38, 0.25)  # of the side's pixels, the blocks that are left
+_PIXELATE_SHARE = (0.75, 0.62, 0.5, 0.38, 0.25)  # blocks left, relative to the side's pixels
 _JPEG_QUALITY = (40, 25, 15, 10, 6)
 _DEGREES = (10, 20, 30, 45, 60)
 
 
 def corrupt(images: Tensor, kind: str, severity: int, seed: int = 0) -> Tensor:
-    """Damage images.
+    """Corrupt images.
 
     Args:
         images: (examples, channels, height, width), uint8 or floating point in [0, 1].
         kind: One of `CORRUPTIONS`.
         severity: 1 (mild) to 5 (severe).
-        seed: Of what is random; the same seed gives the same images.
+        seed: Random seed; the same seed gives the same images.
 
     Returns:
-        Images of the same shape and type.
+        Corrupted images of the same shape and type.
 
     Example:
         >>> grey = torch.full((2, 1, 8, 8), 0.5)
@@ -54,7 +54,7 @@ def corrupt(images: Tensor, kind: str, severity: int, seed: int = 0) -> Tensor:
         True
     """
     if kind not in CORRUPTIONS:
-        raise ValueError(f"there is no corruption {kind!r}: choose one of {', '.join(CORRUPTIONS)}")
+        raise ValueError(f"unknown corruption {kind!r}: choose one of {', '.join(CORRUPTIONS)}")
     if severity not in SEVERITIES:
         raise ValueError(f"severity is {severity}: expected a whole number from 1 to 5")
     if images.dim() != 4 or not (images.dtype == torch.uint8 or images.is_floating_point()):
@@ -72,12 +72,12 @@ def corrupt(images: Tensor, kind: str, severity: int, seed: int = 0) -> Tensor:
 
 
 def _noise(images: Tensor, level: int, generator: torch.Generator) -> Tensor:
-    """Independent Gaussian noise on every pixel."""
+    """Add independent Gaussian noise to every pixel."""
     return images + _NOISE_STD[level] * torch.randn(images.shape, generator=generator)
 
 
 def _blur(images: Tensor, level: int, generator: torch.Generator) -> Tensor:
-    """A Gaussian blur, one direction after the other; edges are continued."""
+    """Apply a Gaussian blur, one direction after the other, with replicated edges."""
     for dim in (2, 3):
         side = images.shape[dim]
         std = _BLUR_SHARE[level] * side
@@ -92,12 +92,12 @@ def _blur(images: Tensor, level: int, generator: torch.Generator) -> Tensor:
 
 
 def _contrast(images: Tensor, level: int, generator: torch.Generator) -> Tensor:
-    """Values pulled towards the image's own mean."""
+    """Pull values towards the image's own mean."""
     return torch.lerp(images.mean((2, 3), keepdim=True), images, _CONTRAST[level])
 
 
 def _pixelate(images: Tensor, level: int, generator: torch.Generator) -> Tensor:
-    """Every pixel becomes the mean of the block that it lies in."""
+    """Replace every pixel with the mean of its block."""
     for dim in (2, 3):
         side = images.shape[dim]
         blocks = max(1, round(_PIXELATE_SHARE[level] * side))
@@ -108,7 +108,7 @@ def _pixelate(images: Tensor, level: int, generator: torch.Generator) -> Tensor:
 
 
 def _jpeg(images: Tensor, level: int, generator: torch.Generator) -> Tensor:
-    """Compressed and read again by Pillow; channels that are not red, green and blue one by one."""
+    """Compress with Pillow and decode again; channels that are not RGB one by one."""
     from PIL import Image
 
     colour = images.shape[1] == 3
@@ -126,7 +126,7 @@ def _jpeg(images: Tensor, level: int, generator: torch.Generator) -> Tensor:
 
 
 def _rotation(images: Tensor, level: int, generator: torch.Generator) -> Tensor:
-    """Turned about the middle, half of the images each way; what comes in from outside is black."""
+    """Rotate about the centre, half of the images each way, filling with black."""
     turn = torch.randint(2, (len(images),), generator=generator) * 2.0 - 1
     angle = turn * math.radians(_DEGREES[level])
     height, width = images.shape[2:]
@@ -148,4 +148,4 @@ CORRUPTIONS: dict[str, Callable[[Tensor, int, torch.Generator], Tensor]] = {
     "jpeg": _jpeg,
     "rotation": _rotation,
 }
-"""The kinds of damage, each a function of images in [0, 1], a level from 0 to 4 and a generator."""
+"""The corruptions, each a function of images in [0, 1], a level from 0 to 4 and a generator."""

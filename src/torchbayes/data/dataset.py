@@ -1,4 +1,4 @@
-"""What a data set is: named splits, classes, shape and the constants to normalise with."""
+"""The data set type: named splits, classes, shape and normalisation constants."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Split:
 
     Args:
         inputs: uint8 images (examples, channels, height, width) or floating-point features.
-        targets: One class number (int64) or value (float) an example.
+        targets: One class number (int64) or value (float) per example.
     """
 
     inputs: Tensor
@@ -31,8 +31,8 @@ class Split:
     def __post_init__(self) -> None:
         if len(self.inputs) != len(self.targets):
             raise DataError(
-                f"There are {len(self.inputs)} inputs but {len(self.targets)} targets: "
-                "give one target an example."
+                f"there are {len(self.inputs)} inputs but {len(self.targets)} targets: "
+                "give one target per example"
             )
 
     def __len__(self) -> int:
@@ -42,7 +42,7 @@ class Split:
         return self.inputs[index], self.targets[index]
 
     def subset(self, index: Tensor) -> Split:
-        """Keep the examples of `index`, in its order."""
+        """Return the examples at `index`, in its order."""
         return Split(self.inputs[index], self.targets[index])
 
 
@@ -51,17 +51,17 @@ class DataSet:
     """A data set ready to train and test on.
 
     Args:
-        name: The name it was asked for by.
+        name: Name of the data set, as passed to `load_data`.
         train: Training examples, in memory or streamed from a folder.
         test: Test examples.
-        validation: Examples held out of the training ones, or None.
+        validation: Examples held out from training, or None.
         classes: Class names in the order of their numbers; empty for regression.
         shape: Shape of one input.
-        mean: Mean of the training inputs by channel, in [0, 1] for images.
-        std: Standard deviation likewise.
-        augment: The augmentation that is usual for these data, or None.
-        truth: For a regression, the curve behind the targets where it is known, or None.
-        note: Where the data are from and what was done to them.
+        mean: Mean of the training inputs per channel, in [0, 1] for images.
+        std: Standard deviation of the training inputs per channel, likewise.
+        augment: The usual augmentation for these data, or None.
+        truth: For a regression, the noise-free curve if it is known, or None.
+        note: Origin of the data and any processing.
     """
 
     name: str
@@ -85,9 +85,9 @@ class DataSet:
             low, high = int(part.targets.min()), int(part.targets.max())
             if low < 0 or high >= len(self.classes):
                 raise DataError(
-                    f"Data set {self.name!r} has the label {low if low < 0 else high}, but its "
+                    f"data set {self.name!r} has the label {low if low < 0 else high}, but its "
                     f"{len(self.classes)} classes are numbered 0 to {len(self.classes) - 1}: "
-                    "correct the labels."
+                    "correct the labels"
                 )
 
     @property
@@ -97,12 +97,12 @@ class DataSet:
 
     @property
     def num_targets(self) -> int:
-        """Numbers to predict for one example of a regression; 0 for classes."""
+        """Number of regression targets per example; 0 for classification."""
         return 0 if self.classes else math.prod(self.train.targets.shape[1:])
 
     @property
     def train_size(self) -> int:
-        """Number of training examples, without those held out for validation."""
+        """Number of training examples, excluding those held out for validation."""
         return len(self.train)
 
 
@@ -110,27 +110,27 @@ def hold_out(data: DataSet, validation: float | int, seed: int) -> DataSet:
     """Move examples from the training split into a validation split.
 
     Args:
-        data: A data set whose training split is to be divided.
-        validation: How many examples (an int) or what part of them (a float below 1); 0 leaves the
-            data set as it is.
-        seed: Which ones: they are the last of a random permutation of the training split.
+        data: Data set whose training split is divided.
+        validation: Number of examples (int) or fraction of them (float below 1); 0 returns the data
+            set unchanged.
+        seed: Seed of the random permutation of the training split whose last examples are taken.
     """
     size = len(data.train)
     count = round(validation * size) if isinstance(validation, float) else int(validation)
     fraction_off = isinstance(validation, float) and not 0 <= validation < 1
     if isinstance(validation, bool) or fraction_off or not 0 <= count < size:
         raise ValueError(
-            f"validation is {validation}: give a fraction from 0 to below 1, or a number of "
-            f"examples below the {size} of the training split."
+            f"validation is {validation}: give a fraction of at least 0 and below 1, or a number of "
+            f"examples below the {size} of the training split"
         )
     if count == 0:
         return data
     if data.validation is not None:
         raise ValueError(
-            f"Data set {data.name!r} already has a validation split of {len(data.validation)} "
-            "examples: leave validation at 0."
+            f"data set {data.name!r} already has a validation split of {len(data.validation)} "
+            "examples: leave validation at 0"
         )
     order = torch.randperm(size, generator=torch.Generator().manual_seed(seed))
-    # Sorted, so that both splits keep the order of the files they come from.
+    # Sorted, so that both splits keep the order of their source files.
     kept, held = order[: size - count].sort().values, order[size - count :].sort().values
     return replace(data, train=data.train.subset(kept), validation=data.train.subset(held))

@@ -1,4 +1,4 @@
-"""The data sets by name, and the loader that fits each."""
+"""The registry of data sets, and the loader for each."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ __all__ = ["DATASETS", "DataEntry", "load_data", "make_loader"]
 
 @dataclass(frozen=True)
 class DataEntry:
-    """A line of the registry.
+    """An entry of the data-set registry.
 
     Args:
-        name: What `load_data` and the command line call it.
-        summary: One line for people.
-        homepage: Where it is published.
-        load: Called with the data folder and whether to download.
-        source: Its files, or None where scikit-learn has them.
-        ood: The data set usually taken as out of distribution, or None.
+        name: Name in `load_data` and on the command line.
+        summary: One-line description.
+        homepage: Address of the publication.
+        load: Loader; called with the data folder and whether to download.
+        source: Files of the data set, or None if it needs none.
+        ood: Name of the data set usually taken as out of distribution, or None.
     """
 
     name: str
@@ -45,7 +45,7 @@ class DataEntry:
     ood: str | None = None
 
     def available(self, data_dir: str | Path | None = None) -> bool:
-        """Whether the data are on this machine, so that loading them downloads nothing."""
+        """Whether the data are on this machine, so that loading needs no download."""
         return self.source is None or find(self.source, data_dir) is not None
 
 
@@ -55,84 +55,57 @@ DATASETS: dict[str, DataEntry] = {
     entry.name: entry
     for entry in (
         DataEntry(
-            "digits",
-            "1,797 handwritten digits, 8 × 8 grey; comes with scikit-learn",
-            _SKLEARN,
-            load_digits,
+            "digits", "1,797 handwritten digits, 8 × 8 grey; comes with scikit-learn",
+            _SKLEARN, load_digits,
         ),
         DataEntry(
-            "moons",
-            "1,000 points in the plane, two interleaved half circles",
-            _SKLEARN,
-            load_moons,
+            "moons", "1,000 points in the plane, two interleaved half circles", _SKLEARN, load_moons
         ),
         DataEntry(
-            "bbb-curve",
-            "2,000 points of a noisy curve, the regression of Bayes by Backprop",
-            "https://arxiv.org/abs/1505.05424",
-            load_curve,
+            "bbb-curve", "2,000 points of a noisy curve, the regression of Bayes by Backprop",
+            "https://arxiv.org/abs/1505.05424", load_curve,
         ),
         DataEntry(
-            "mnist",
-            "70,000 handwritten digits, 28 × 28 grey",
-            "https://yann.lecun.com/exdb/mnist/",
-            load_mnist,
-            MNIST,
-            "fashion-mnist",
+            "mnist", "70,000 handwritten digits, 28 × 28 grey",
+            "https://yann.lecun.com/exdb/mnist/", load_mnist, MNIST, ood="fashion-mnist",
         ),
         DataEntry(
-            "fashion-mnist",
-            "70,000 pictures of clothing, 28 × 28 grey",
+            "fashion-mnist", "70,000 pictures of clothing, 28 × 28 grey",
             "https://github.com/zalandoresearch/fashion-mnist",
-            load_fashion_mnist,
-            FASHION_MNIST,
-            "mnist",
+            load_fashion_mnist, FASHION_MNIST, ood="mnist",
         ),
         DataEntry(
-            "cifar10",
-            "60,000 photographs of ten kinds of things, 32 × 32 colour",
-            "https://www.cs.toronto.edu/~kriz/cifar.html",
-            load_cifar10,
-            CIFAR10,
-            "svhn",
+            "cifar10", "60,000 photographs in ten classes, 32 × 32 colour",
+            "https://www.cs.toronto.edu/~kriz/cifar.html", load_cifar10, CIFAR10, ood="svhn",
         ),
         DataEntry(
-            "svhn",
-            "99,289 house numbers, 32 × 32 colour",
-            "http://ufldl.stanford.edu/housenumbers/",
-            load_svhn,
-            SVHN,
-            "cifar10",
+            "svhn", "99,289 house numbers, 32 × 32 colour",
+            "http://ufldl.stanford.edu/housenumbers/", load_svhn, SVHN, ood="cifar10",
         ),
     )
-}
+}  # fmt: skip
 
 
 def load_data(
-    name: str,
-    *,
-    data_dir: str | Path | None = None,
-    download: bool = True,
-    validation: float | int = 0.0,
-    seed: int = 0,
-    size: int | None = None,
-    stream: bool | None = None,
-) -> DataSet:
-    """Load a data set by name, or make one of a folder of images.
+    name: str, *, data_dir: str | Path | None = None, download: bool = True,
+    validation: float | int = 0.0, seed: int = 0,
+    size: int | None = None, stream: bool | None = None,
+) -> DataSet:  # fmt: skip
+    """Load a data set by name, or build one from a folder of images.
 
     Args:
         name: A name in `DATASETS`, `folder:PATH`, or the path of a folder with a subfolder of
-            images for each class (or with `train` and `test` or `val` folders of such).
-        data_dir: Folder that already has the files; by default what TORCHBAYES_DATA names. Files
-            that it does not have are taken from the cache of earlier downloads.
-        download: Whether files that are nowhere on this machine may be downloaded (to the cache).
-        validation: Training examples to hold out: how many (int) or what part (float).
-        seed: Which ones to hold out.
-        size: For a folder: the side that images are brought to; None goes by the images.
-        stream: For a folder: whether images are decoded at each use; None goes by their number.
+            images for each class (or with such `train` and `test` or `val` folders).
+        data_dir: Folder that already has the files; by default the one named by TORCHBAYES_DATA.
+            Data sets it does not have are taken from the cache of earlier downloads.
+        download: Whether files missing on this machine may be downloaded (to the cache).
+        validation: Training examples to hold out: a number (int) or a fraction (float).
+        seed: Seed of the choice of held-out examples.
+        size: For a folder: side that images are resized to; None derives it from the images.
+        stream: For a folder: whether images are decoded at each use; None decides by their total size.
 
     Raises:
-        ValueError: If there is no data set of that name.
+        ValueError: If no data set has that name.
         DataError: If the files are missing or damaged.
 
     Example:
@@ -145,8 +118,7 @@ def load_data(
         for option, value in (("size", size), ("stream", stream)):
             if value is not None:
                 raise ValueError(
-                    f"{option}={value} is for folders of images and {name!r} is not one: "
-                    "leave it out."
+                    f"{option}={value} is for folders of images and {name!r} is not one: leave it out"
                 )
         data = entry.load(data_dir, download)
     elif name.startswith("folder:") or os.sep in name or Path(name).is_dir():
@@ -155,37 +127,29 @@ def load_data(
         near = difflib.get_close_matches(name.lower(), DATASETS, n=1, cutoff=0.4)
         hint = f"did you mean {near[0]!r}" if near else f"the names are {', '.join(DATASETS)}"
         raise ValueError(
-            f"There is no data set {name!r}: {hint}, or give folder:PATH for a folder of images."
+            f"there is no data set {name!r}: {hint}, or give folder:PATH for a folder of images"
         )
     return hold_out(data, validation, seed)
 
 
 def make_loader(
-    data: DataSet,
-    split: Split | ImageFolder,
-    batch_size: int,
-    *,
-    shuffle: bool = False,
-    augment: bool = False,
-    seed: int = 0,
-    drop_last: bool = False,
-    rank: int = 0,
-    world_size: int = 1,
-    workers: int = 2,
-) -> BatchLoader | StreamLoader:
-    """Make the loader of a split, normalised with the data set's constants.
+    data: DataSet, split: Split | ImageFolder, batch_size: int, *,
+    shuffle: bool = False, augment: bool = False, seed: int = 0,
+    drop_last: bool = False, rank: int = 0, world_size: int = 1, workers: int = 2,
+) -> BatchLoader | StreamLoader:  # fmt: skip
+    """Build the loader of a split, normalising with the data set's constants.
 
     Args:
         data: The data set.
-        split: One of its splits: in memory gives a `BatchLoader`, a folder a `StreamLoader`.
-        batch_size: Examples of a (global) batch.
-        shuffle: Whether each epoch has its own random order.
+        split: One of its splits; in memory it gets a `BatchLoader`, on disk a `StreamLoader`.
+        batch_size: Examples per (global) batch.
+        shuffle: Whether to draw a new random order for each epoch.
         augment: Whether to apply the data set's usual augmentation, if it has one.
         seed: Seed of order and augmentation.
-        drop_last: Whether an incomplete last batch is left out.
-        rank: This process among `world_size`.
-        world_size: Processes that share each batch.
-        workers: Worker processes of a `StreamLoader`.
+        drop_last: Whether to drop an incomplete last batch.
+        rank: Rank of this process.
+        world_size: Number of processes that share each batch.
+        workers: Number of worker processes of a `StreamLoader`.
 
     Example:
         >>> data = load_data("digits")
@@ -202,11 +166,6 @@ def make_loader(
         else partial(BatchLoader, split.inputs, split.targets)
     )
     return loader(
-        batch_size,
-        shuffle=shuffle,
-        seed=seed,
-        transform=transform,
-        drop_last=drop_last,
-        rank=rank,
-        world_size=world_size,
-    )
+        batch_size, shuffle=shuffle, seed=seed, transform=transform,
+        drop_last=drop_last, rank=rank, world_size=world_size,
+    )  # fmt: skip

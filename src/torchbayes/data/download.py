@@ -1,8 +1,8 @@
 """Downloads that survive broken connections and never leave a bad file behind.
 
 pooch decides what is needed, checks the published checksum and moves the file into place; this
-module gives it a downloader that continues where a connection broke (HTTP range requests on a
-`.part` file), several mirrors, and a progress bar.
+module adds a downloader that resumes after a broken connection (HTTP range requests on a `.part`
+file), several mirrors, and a progress bar.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from torchbayes.data.source import DataError, RemoteFile
+from torchbayes.data.source import DataError, RemoteFile, damaged
 
 __all__ = ["fetch", "read_members", "unpack"]
 
@@ -41,47 +41,48 @@ _pause = time.sleep
 
 
 def fetch(file: RemoteFile, folder: Path) -> Path:
-    """Download a file into `folder` unless it is there already, and give its path.
+    """Download a file into `folder` unless it is already there, and return its path.
 
-    A download that was interrupted, by whatever, is continued. What arrives is checked before it
-    gets its name; a file with the wrong checksum is removed.
+    An interrupted download is resumed, whatever interrupted it. A file gets its name only after its
+    checksum has been verified; one with the wrong checksum is removed.
 
     Raises:
-        DataError: If no mirror gives the file, with what each of them said.
+        DataError: If no mirror delivers the file; the message gives each one's reason.
     """
     part = folder / f"{file.name}.part"
-    said = []
+    reasons = []
     for url in file.mirrors:
-        # A part left by an earlier run may itself be what spoils the checksum: such a failure is
-        # worth a second, fresh try at the same address.
+        # A part left by an earlier run may itself be the cause of a wrong checksum: such a failure
+        # is worth a second, fresh attempt at the same address.
         for fresh in (not part.exists(), True):
             try:
-                with _Downloader(part) as downloader:
+                downloader = _Downloader(part)
+                with downloader.progress:
                     path = pooch.retrieve(
                         url, f"sha256:{file.sha256}", file.name, folder, downloader=downloader
                     )
                 return Path(path)
             except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
-                said.append(f"{url}: {_reason(error)}")
+                reasons.append(f"{url}: {_reason(error)}")
                 break
             except OSError as error:
                 raise DataError(
-                    f"{file.name} could not be written into {folder} ({error.strerror}): make room "
-                    "or make the folder writable."
+                    f"{file.name} could not be written to {folder} ({error.strerror}): free some "
+                    "space or make the folder writable"
                 ) from error
             except ValueError:
-                # pooch's word for a wrong checksum.
+                # How pooch reports a wrong checksum.
                 if fresh:
-                    said.append(f"{url}: its checksum is not the published one")
+                    reasons.append(f"{url}: its checksum is not the published one")
                     break
-    raise DataError(f"{file.name} could not be downloaded ({'; '.join(said)})")
+    raise DataError(f"{file.name} could not be downloaded ({'; '.join(reasons)})")
 
 
 def unpack(archive: Path, members: tuple[str, ...], folder: Path) -> None:
     """Unpack the named files of a tar archive so that `folder` appears whole or not at all.
 
-    Nothing but the contents of these members is used, and they are written under their last names:
-    no path, link or permission of the archive takes effect.
+    Only the contents of these members are used, and they are written under their base names: no
+    path, link or permission of the archive takes effect.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
@@ -96,7 +97,7 @@ def unpack(archive: Path, members: tuple[str, ...], folder: Path) -> None:
 
 
 def read_members(archive: Path, members: tuple[str, ...]) -> dict[str, bytearray]:
-    """Read the named files of a tar archive: contents by last part of the name."""
+    """Read the named files of a tar archive; return their contents by base name."""
     contents = {}
     try:
         with tarfile.open(archive) as tar:
@@ -106,15 +107,12 @@ def read_members(archive: Path, members: tuple[str, ...]) -> dict[str, bytearray
                     raise KeyError(member)
                 contents[member.rpartition("/")[2]] = bytearray(stream.read())
     except (tarfile.TarError, OSError, EOFError, KeyError, zlib.error) as error:
-        reason = str(error).strip("'\"").rstrip(".")
-        raise DataError(
-            f"{archive} is damaged or incomplete ({reason}): remove it and get it again."
-        ) from error
+        raise damaged(archive, error) from error
     return contents
 
 
 class _Downloader:
-    """A downloader for pooch that writes to a `.part` file and continues one that it finds."""
+    """A downloader for pooch that writes to a `.part` file and resumes an existing one."""
 
     def __init__(self, part: Path) -> None:
         self.part = part
@@ -129,17 +127,10 @@ class _Downloader:
             transient=True,
             disable=not console.is_terminal,
         )
-
-    def __enter__(self) -> _Downloader:
-        self.progress.start()
-        self.task = self.progress.add_task(self.part.name.removesuffix(".part"), total=None)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.progress.stop()
+        self.task = self.progress.add_task(part.stem, total=None)
 
     def __call__(self, url: str, output_file: str, pooch: Any) -> None:
-        """Download `url`, in as many requests as it takes as long as they get further."""
+        """Download `url`, in as many requests as it takes while they make progress."""
         began = furthest = self._have()
         idle = 0
         while True:
@@ -151,7 +142,7 @@ class _Downloader:
             except (requests.RequestException, urllib3.exceptions.HTTPError):
                 idle = 0 if self._have() > furthest else idle + 1
                 furthest = max(furthest, self._have())
-                # Who never sent a byte is not there: better ask the next mirror at once.
+                # A mirror that has not sent a byte is down: try the next one at once.
                 if furthest == began or idle >= _TRIES:
                     raise
                 _pause(2.0**idle)
@@ -162,7 +153,7 @@ class _Downloader:
 
     def _request(self, url: str) -> None:
         have = self._have()
-        # Identity: the file as it is, not compressed once more on the way.
+        # Identity: the file as it is, not compressed again for transport.
         headers = {"Accept-Encoding": "identity"}
         if have:
             headers["Range"] = f"bytes={have}-"
@@ -183,29 +174,24 @@ class _Downloader:
                 for chunk in response.raw.stream(_CHUNK, decode_content=False):
                     out.write(chunk)
                     self.progress.advance(self.task, len(chunk))
-        # urllib3 notices this by itself from version 2 on.
+        # urllib3 detects this itself from version 2 on.
         if expected is not None and self._have() < expected:
             raise requests.ConnectionError(f"broke off after {self._have()} of {expected} bytes")
 
 
 def _content_range(response: requests.Response) -> tuple[int | None, int | None]:
-    """Read `bytes BEGIN-END/TOTAL` or `bytes */TOTAL`."""
+    """Parse `bytes BEGIN-END/TOTAL` or `bytes */TOTAL`; None stands for what is not given."""
     header = response.headers.get("Content-Range", "")
-    match = re.fullmatch(r"bytes (?:(\d+)-\d+|\*)/(\d+|\*)", header.strip())
-    if match is None:
-        return None, None
-    begin, total = match.groups()
-    return (
-        None if begin is None else int(begin),
-        None if total == "*" else int(total),
-    )
+    match = re.fullmatch(r"bytes (?:(\d+)-\d+|\*)/(?:(\d+)|\*)", header.strip())
+    begin, total = match.groups() if match else (None, None)
+    return int(begin) if begin else None, int(total) if total else None
 
 
 def _reason(error: Exception) -> str:
     if isinstance(error, requests.HTTPError) and error.response is not None:
         return f"HTTP status {error.response.status_code}"
     if isinstance(error, requests.Timeout):
-        return "no answer in time"
-    # requests wraps what happens up to the first byte; what comes bare happened later.
+        return "timed out"
+    # requests wraps errors up to the first byte; a bare urllib3 error happened later.
     broken = isinstance(error, urllib3.exceptions.HTTPError) or "broke off" in str(error)
     return "the connection broke off" if broken else "no connection"

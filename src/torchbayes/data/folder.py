@@ -1,4 +1,4 @@
-"""Any folder of images, one subfolder a class: where its files are and what they show."""
+"""Folders of images with one subfolder per class: the files and their class numbers."""
 
 from __future__ import annotations
 
@@ -17,30 +17,21 @@ from torchbayes.data.source import DataError
 __all__ = ["ImageFolder", "class_folders", "list_images"]
 
 _EXTENSIONS = (
-    ".bmp",
-    ".gif",
-    ".jpeg",
-    ".jpg",
-    ".pgm",
-    ".png",
-    ".ppm",
-    ".tif",
-    ".tiff",
-    ".webp",
-)
+    ".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
 class ImageFolder:
-    """Image files on disk, decoded when they are asked for: a map-style data set.
+    """A map-style data set of image files on disk, decoded on access.
 
     Args:
         root: The folder.
-        files: Paths inside `root`, as an array of bytes. (A million Python strings would be copied,
-            page by page, into every worker process.)
+        files: Paths relative to `root`, as an array of bytes. (A million Python strings would be
+            copied, page by page, into every worker process.)
         targets: Class number of each file.
-        shape: Channels, height and width that every image is brought to.
-        random_crop: Whether each reading takes another window of the image; see `random_crops`.
+        shape: Channels, height and width of every decoded image.
+        random_crop: Whether each access takes a new random window; see `random_crops`.
     """
 
     root: Path
@@ -57,17 +48,17 @@ class ImageFolder:
         return image, self.targets[index]
 
     def path(self, index: int) -> Path:
-        """Give the path of one image file."""
+        """Return the path of one image file."""
         return self.root / os.fsdecode(bytes(self.files[index]))
 
     def subset(self, index: Tensor) -> ImageFolder:
-        """Keep the examples of `index`, in its order."""
+        """Return the examples at `index`, in its order."""
         return replace(self, files=self.files[index.numpy()], targets=self.targets[index])
 
     def random_crops(self) -> ImageFolder:
-        """Give the same images, but each reading cuts out a random window: ImageNet's training.
+        """Return the same images, cropped to a new random window at each access, as for ImageNet.
 
-        The windows come from torch's global generator, which `StreamLoader` seeds for each example.
+        Windows are drawn from torch's global generator, which `StreamLoader` seeds for each example.
         """
         return replace(self, random_crop=True)
 
@@ -85,20 +76,19 @@ def list_images(
 
     Args:
         root: The data set's folder.
-        part: The split's subfolder in it, or "" for `root` itself.
+        part: Subfolder of the split, or "" for `root` itself.
         classes: Names of the class subfolders.
     """
     unknown = sorted(set(class_folders(root / part)) - set(classes))
     if unknown:
         raise DataError(
             f"{root / part} has a class {unknown[0]!r} that the training images do not have: "
-            "rename or remove that subfolder."
+            "rename or remove that subfolder"
         )
     files: list[bytes] = []
     targets: list[int] = []
     for number, name in enumerate(classes):
-        top = root / part / name
-        for folder, _, names in sorted(os.walk(top)):
+        for folder, _, names in sorted(os.walk(root / part / name)):
             inside = os.path.relpath(folder, root)
             for file in sorted(names):
                 if file.lower().endswith(_EXTENSIONS) and not file.startswith("."):
@@ -107,6 +97,6 @@ def list_images(
     if not files:
         raise DataError(
             f"{root / part} has no images in its class subfolders (known endings: "
-            f"{', '.join(_EXTENSIONS)}): put each class's images into a subfolder of its own."
+            f"{', '.join(_EXTENSIONS)}): put the images of each class into a subfolder of its own"
         )
     return np.array(files), torch.tensor(targets)

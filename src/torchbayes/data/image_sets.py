@@ -1,4 +1,4 @@
-"""Data sets made from a folder of images: its splits, size and whether it fits in memory."""
+"""Data sets from a folder of images: splits, image size, and whether to stream."""
 
 from __future__ import annotations
 
@@ -20,38 +20,37 @@ STREAM_ABOVE = 2**30
 
 _LARGEST_SIDE = 224
 _PROBED = 64
-_TEST_PART = 0.2
 
-# ImageNet's constants, which networks trained elsewhere expect too; the grey ones are their mean.
+# ImageNet's constants, which pretrained networks expect too; the grey ones are their mean.
 _MEAN = {3: (0.485, 0.456, 0.406), 1: (0.449,)}
 _STD = {3: (0.229, 0.224, 0.225), 1: (0.226,)}
 
 
 def load_folder(path: str | Path, *, size: int | None, stream: bool | None) -> DataSet:
-    """Make a data set of a folder with a subfolder of images for each class.
+    """Build a data set from a folder with a subfolder of images for each class.
 
-    The class subfolders are in `path` itself, where every class gives a fixed fifth of its images
-    to the test split, or in its `train` and `test` (or `val`) subfolders. With all three of
-    `train`, `val` and `test`, `val` is the validation split.
+    The class subfolders are either in `path` itself, in which case a fixed fifth of every class is
+    the test split, or in its `train` and `test` (or `val`) subfolders. With all three of `train`,
+    `val` and `test`, `val` is the validation split.
 
     Args:
-        path: The folder.
-        size: Side of the square that images are brought to; None takes the median shorter side of
+        path: Folder of images.
+        size: Side of the square that images are resized to; None takes the median shorter side of
             the images, at most 224.
         stream: Whether images are decoded each time they are used (True) or once, into memory
             (False); None decides by `STREAM_ABOVE`.
     """
     root = Path(path).expanduser()
     if not root.is_dir():
-        raise DataError(f"The image folder {root} does not exist: check the path.")
+        raise DataError(f"the image folder {root} does not exist: check the path")
     if size is not None and size < 1:
-        raise ValueError(f"The image size is {size}: it must be 1 or more.")
+        raise ValueError(f"the image size is {size}: expected 1 or more")
     parts = _parts(root)
     classes = class_folders(root / parts["train"])
     if len(classes) < 2:
         raise DataError(
             f"{root / parts['train']} has {len(classes)} class subfolders: put the images of each "
-            "class into a subfolder of its own, two at least."
+            "class into a subfolder of its own, at least two"
         )
     listed = {part: list_images(root, where, classes) for part, where in parts.items()}
     files, targets = listed["train"]
@@ -59,7 +58,7 @@ def load_folder(path: str | Path, *, size: int | None, stream: bool | None) -> D
     if missing:
         raise DataError(
             f"{root / parts['train'] / classes[min(missing)]} has no images: "
-            "add some or remove that subfolder."
+            "add some or remove that subfolder"
         )
     step = max(1, len(files) // _PROBED)
     train = ImageFolder(root, files, targets, (1, 1, 1))
@@ -75,9 +74,7 @@ def load_folder(path: str | Path, *, size: int | None, stream: bool | None) -> D
     examples = sum(len(source) for source in sources.values())
     if stream is None:
         stream = examples * channels * size * size > STREAM_ABOVE
-    splits: dict[str, Split | ImageFolder] = dict(sources)
-    if not stream:
-        splits = {part: _decoded(source) for part, source in sources.items()}
+    splits = {part: s if stream else _decoded(s) for part, s in sources.items()}
     return DataSet(
         name=f"folder:{path}",
         train=splits["train"],
@@ -94,22 +91,18 @@ def load_folder(path: str | Path, *, size: int | None, stream: bool | None) -> D
 
 
 def _parts(root: Path) -> dict[str, str]:
-    """Give the subfolder of each split that `root` has."""
+    """Return the subfolder of each split in `root`."""
 
     def first(*names: str) -> str | None:
         return next((n for n in names if (root / n).is_dir() and class_folders(root / n)), None)
 
-    found = {
-        "train": first("train"),
-        "validation": first("val", "valid", "validation"),
-        "test": first("test"),
-    }
-    parts = {part: where for part, where in found.items() if where is not None}
+    names = {"train": ("train",), "validation": ("val", "valid", "validation"), "test": ("test",)}
+    parts = {part: found for part, known in names.items() if (found := first(*known))}
     if "train" not in parts:
         if (root / "train").is_dir() and any((root / name).is_dir() for name in ("test", "val")):
             raise DataError(
                 f"{root / 'train'} has no class subfolders: put the images of each class into a "
-                "subfolder of its own."
+                "subfolder of its own"
             )
         return {"train": ""}
     if "test" not in parts and "validation" in parts:
@@ -117,25 +110,25 @@ def _parts(root: Path) -> dict[str, str]:
     if "test" not in parts:
         raise DataError(
             f"{root} has a folder 'train' but no folder 'test' or 'val' with class subfolders: "
-            "add one, or name the 'train' folder itself to have a fifth of it held out."
+            "add one, or pass the 'train' folder itself to hold out a fifth of it"
         )
     return parts
 
 
 def _fixed_fifth(targets: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """Divide every class 4 : 1, the same way whatever seed a run has."""
+    """Split every class 4 : 1, independently of the seed of a run."""
     generator = torch.Generator().manual_seed(0)
     held = []
     for number in range(classes):
         members = (targets == number).nonzero().squeeze(1)
         order = torch.randperm(len(members), generator=generator)
-        count = min(max(1, round(_TEST_PART * len(members))), len(members) - 1)
+        count = min(max(1, round(0.2 * len(members))), len(members) - 1)
         held.append(members[order[:count]])
     test = torch.cat(held).sort().values
     if len(test) == 0:
         raise DataError(
-            "No class of this image folder has two images, so none can be held out for testing: "
-            "add images."
+            "no class of this image folder has two images, so none can be held out for testing: "
+            "add images"
         )
     train = torch.ones(len(targets), dtype=torch.bool)
     train[test] = False

@@ -1,10 +1,11 @@
-"""Image files to tensors of one size."""
+"""Decoding of image files into tensors of one size."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,10 +27,10 @@ def read_image(path: str | Path, shape: tuple[int, ...], *, random_crop: bool = 
     """Decode an image file into uint8 of shape (channels, height, width).
 
     The largest centred window of the right proportions is resized to the shape (bilinear, with
-    antialiasing); with one channel in `shape` colours become grey.
+    antialiasing); colours are converted to grey if `shape` has one channel.
 
     Args:
-        path: A file in any format that Pillow reads.
+        path: File in any format that Pillow reads.
         shape: Channels (1 or 3), height and width of the result.
         random_crop: Take a window of 8 % to 100 % of the area at proportions from 3:4 to 4:3
             instead (Szegedy et al. 2015, section 6), drawn from torch's global generator.
@@ -37,31 +38,20 @@ def read_image(path: str | Path, shape: tuple[int, ...], *, random_crop: bool = 
     from PIL import Image
 
     channels, height, width = shape
-    try:
-        with Image.open(path) as image:
-            if not random_crop and image.format == "JPEG":
-                # Lets the decoder skip detail that the resize would throw away.
-                image.draft(None, (2 * width, 2 * height))
-            image = _converted(image, channels)
-            wide, high = image.size
-            box = (
-                _random_box(wide, high) if random_crop else _centre_box(wide, high, width / height)
-            )
-            if image.size != (width, height) or random_crop:
-                image = image.resize((width, height), Image.Resampling.BILINEAR, box)
-            pixels = torch.from_numpy(np.array(image, dtype=np.uint8))
-    except FileNotFoundError:
-        raise DataError(f"The image {path} does not exist: check the path.") from None
-    except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
-        reason = str(error).rstrip(".")
-        raise DataError(
-            f"The image {path} could not be read ({reason}): replace or remove the file."
-        ) from None
+    with _opened(path) as image:
+        if not random_crop and image.format == "JPEG":
+            # Lets the decoder skip detail that the resize would discard.
+            image.draft(None, (2 * width, 2 * height))
+        image = _converted(image, channels)
+        box = _random_box(*image.size) if random_crop else _centre_box(*image.size, width / height)
+        if image.size != (width, height) or random_crop:
+            image = image.resize((width, height), Image.Resampling.BILINEAR, box)
+        pixels = torch.from_numpy(np.array(image, dtype=np.uint8))
     return pixels.unsqueeze(0) if channels == 1 else pixels.permute(2, 0, 1).contiguous()
 
 
 def read_images(paths: Sequence[str | Path], shape: tuple[int, ...]) -> Tensor:
-    """Decode many image files into one uint8 tensor, on all cores, with a progress bar."""
+    """Decode image files into one uint8 tensor, on all cores, with a progress bar."""
     from rich.console import Console
     from rich.progress import track
 
@@ -71,13 +61,9 @@ def read_images(paths: Sequence[str | Path], shape: tuple[int, ...]) -> Tensor:
         try:
             decoded = pool.map(lambda path: read_image(path, shape), paths)
             bar = track(
-                decoded,
-                "Reading images",
-                total=len(paths),
-                console=console,
-                transient=True,
-                disable=not console.is_terminal,
-            )
+                decoded, "Reading images", total=len(paths),
+                console=console, transient=True, disable=not console.is_terminal,
+            )  # fmt: skip
             for number, image in enumerate(bar):
                 images[number] = image
         finally:
@@ -87,21 +73,30 @@ def read_images(paths: Sequence[str | Path], shape: tuple[int, ...]) -> Tensor:
 
 
 def probe(paths: Sequence[str | Path]) -> tuple[int, int]:
-    """Look at image headers: 1 if all are grey else 3 channels, and the median shorter side."""
-    from PIL import Image
-
+    """Read image headers; return 1 channel if all are grey, else 3, and the median shorter side."""
     grey, sides = True, []
     for path in paths:
-        try:
-            with Image.open(path) as image:
-                grey = grey and (image.mode in ("1", "L") or image.mode.startswith("I"))
-                sides.append(min(image.size))
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            reason = str(error).rstrip(".")
-            raise DataError(
-                f"The image {path} could not be read ({reason}): replace or remove the file."
-            ) from None
+        with _opened(path) as image:
+            grey = grey and (image.mode in ("1", "L") or image.mode.startswith("I"))
+            sides.append(min(image.size))
     return (1 if grey else 3), sorted(sides)[len(sides) // 2]
+
+
+@contextmanager
+def _opened(path: str | Path) -> Iterator[Image]:
+    """Open an image; raise `DataError` if it cannot be opened, or decoded within the block."""
+    from PIL import Image
+
+    try:
+        with Image.open(path) as image:
+            yield image
+    except FileNotFoundError:
+        raise DataError(f"the image {path} does not exist: check the path") from None
+    except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
+        reason = str(error).rstrip(".")
+        raise DataError(
+            f"the image {path} could not be read ({reason}): replace or remove the file"
+        ) from None
 
 
 def _converted(image: Image, channels: int) -> Image:
@@ -109,11 +104,11 @@ def _converted(image: Image, channels: int) -> Image:
 
     mode = "L" if channels == 1 else "RGB"
     if image.mode.startswith("I"):
-        # 16-bit grey: Pillow's own conversion cuts off at 255 instead of scaling.
+        # 16-bit grey: Pillow's own conversion clips at 255 instead of scaling.
         levels = np.asarray(image).astype(np.int64)
         image = fromarray((levels >> 8 if levels.max() > 255 else levels).astype(np.uint8))
     if image.mode == "P":
-        # A palette with transparency may only be converted by way of RGBA.
+        # A palette with transparency must be converted via RGBA.
         image = image.convert("RGBA")
     return image.convert(mode)
 

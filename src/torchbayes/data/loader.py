@@ -1,4 +1,4 @@
-"""The loader for data that fits in memory: batches by index, no copies, no worker processes."""
+"""The loader for data that fit in memory: batches by index, no copies, no worker processes."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ __all__ = ["BatchLoader"]
 
 
 class BatchLoader(EpochLoader):
-    """Batches of tensors in memory, picked by index.
+    """Batches of in-memory tensors, selected by index.
 
-    The order of epoch e is a function of (seed, e) alone and the augmentation of its batch b one of
+    The order of epoch e depends only on (seed, e), and the augmentation of its batch b only on
     (seed, e, b, rank), so a resumed run is bit-equal to one that was never stopped.
 
     Args:
-        inputs: A tensor, or a tuple or dict of tensors, of one entry an example.
-        targets: One entry an example, or None.
-        batch_size: Examples of a (global) batch.
-        shuffle: Whether each epoch has its own random order.
+        inputs: A tensor, or a tuple or dict of tensors, with one entry per example.
+        targets: One entry per example, or None.
+        batch_size: Examples per (global) batch.
+        shuffle: Whether to draw a new random order for each epoch.
         seed: Non-negative seed of order and augmentation.
         transform: Called with a batch of inputs and a generator; see `torchbayes.data.transform`.
-        drop_last: Whether an incomplete last batch is left out.
-        rank: This process among `world_size`.
-        world_size: Processes that share each batch: rank r gets the r-th contiguous part of it.
+        drop_last: Whether to drop an incomplete last batch.
+        rank: Rank of this process.
+        world_size: Number of processes that share each batch: rank r gets its r-th contiguous part.
 
     Example:
         >>> loader = BatchLoader(torch.arange(5), None, 2, shuffle=False, seed=0)
@@ -39,31 +39,21 @@ class BatchLoader(EpochLoader):
     """
 
     def __init__(
-        self,
-        inputs: Inputs,
-        targets: Tensor | None,
-        batch_size: int,
-        *,
-        shuffle: bool,
-        seed: int,
+        self, inputs: Inputs, targets: Tensor | None, batch_size: int, *, shuffle: bool, seed: int,
         transform: Callable[[Any, torch.Generator], Any] | None = None,
-        drop_last: bool = False,
-        rank: int = 0,
-        world_size: int = 1,
-    ) -> None:
+        drop_last: bool = False, rank: int = 0, world_size: int = 1,
+    ) -> None:  # fmt: skip
         count = batch_len(inputs)
         super().__init__(count, batch_size, shuffle, seed, transform, drop_last, rank, world_size)
         if targets is not None and len(targets) != self.num_examples:
             raise ValueError(
-                f"There are {self.num_examples} inputs but {len(targets)} targets: "
-                "give one target an example."
+                f"there are {self.num_examples} inputs but {len(targets)} targets: "
+                "give one target per example"
             )
         self.inputs = inputs
         self.targets = targets
 
-    def _read(
-        self, epoch: int, plan: Iterator[tuple[int, Tensor]]
-    ) -> Iterator[tuple[Any, Tensor | None]]:
+    def _read(self, epoch: int, plan: Iterator[tuple[int, Tensor]]) -> Iterator[tuple[Any, Any]]:
         generator = torch.Generator()
         for batch, index in plan:
             inputs = map_tensors(self.inputs, partial(_select, index=index))

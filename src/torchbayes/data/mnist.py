@@ -59,32 +59,23 @@ FASHION_MNIST = _source(
 )
 
 _GARMENTS = (
-    "T-shirt/top",
-    "Trouser",
-    "Pullover",
-    "Dress",
-    "Coat",
-    "Sandal",
-    "Shirt",
-    "Sneaker",
-    "Bag",
-    "Ankle boot",
-)
+    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat",
+    "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
+)  # fmt: skip
 
 
 def load_mnist(data_dir: str | Path | None, download: bool) -> DataSet:
     """Load MNIST."""
-    folder = obtain(MNIST, data_dir, download)
-    return _load("mnist", folder, tuple("0123456789"), 0.1307, 0.3081)
+    return _load(obtain(MNIST, data_dir, download), "mnist", tuple("0123456789"), 0.1307, 0.3081)
 
 
 def load_fashion_mnist(data_dir: str | Path | None, download: bool) -> DataSet:
     """Load Fashion-MNIST."""
     folder = obtain(FASHION_MNIST, data_dir, download)
-    return _load("fashion-mnist", folder, _GARMENTS, 0.2860, 0.3530)
+    return _load(folder, "fashion-mnist", _GARMENTS, 0.2860, 0.3530)
 
 
-def _load(name: str, folder: Path, classes: tuple[str, ...], mean: float, std: float) -> DataSet:
+def _load(folder: Path, name: str, classes: tuple[str, ...], mean: float, std: float) -> DataSet:
     train, test = (_split(folder, images, labels) for images, labels in (_FILES[:2], _FILES[2:]))
     return DataSet(
         name=name,
@@ -95,7 +86,7 @@ def _load(name: str, folder: Path, classes: tuple[str, ...], mean: float, std: f
         shape=(1, 28, 28),
         mean=(mean,),
         std=(std,),
-        note=f"IDX files of {folder}",
+        note=f"IDX files from {folder}",
     )
 
 
@@ -107,7 +98,7 @@ def _split(folder: Path, images: str, labels: str) -> Split:
     pixels, numbers = (read_idx(path) for path in paths)
     if pixels.shape[1:] != (28, 28) or numbers.dim() != 1 or len(pixels) != len(numbers):
         raise DataError(
-            f"{paths[0]} and {paths[1]} have the shapes {tuple(pixels.shape)} and "
-            f"{tuple(numbers.shape)}, not (n, 28, 28) and (n,): get both files again."
+            f"{paths[0]} and {paths[1]} have shapes {tuple(pixels.shape)} and "
+            f"{tuple(numbers.shape)}, not (n, 28, 28) and (n,): get both files again"
         )
     return Split(pixels.unsqueeze(1), numbers.long())

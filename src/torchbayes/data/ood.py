@@ -1,4 +1,4 @@
-"""Inputs a network should not be sure about: another data set, or a stand-in made on the spot."""
+"""Inputs a network should be uncertain about: another data set, or a generated stand-in."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _STREAMED = 2000
 
 @dataclass(frozen=True, eq=False)
 class OutOfDistribution:
-    """Inputs to score out-of-distribution detection on, in the form of the data set's own.
+    """Inputs for scoring out-of-distribution detection, in the format of the data set.
 
     Args:
-        name: Name of the data set they are from, or of how they were made.
-        inputs: As many as there are, before normalisation.
-        note: What they are, in a sentence for the report.
+        name: Name of their data set, or of how they were generated.
+        inputs: The inputs, before normalisation.
+        note: Description for the report.
     """
 
     name: str
@@ -34,21 +34,22 @@ class OutOfDistribution:
 
 
 def ood_for(data: DataSet, data_dir: str | Path | None = None) -> OutOfDistribution:
-    """Give inputs of `data`'s shape that are not from its distribution.
+    """Return inputs of `data`'s shape that are not from its distribution.
 
-    The test split of the usual partner data set (MNIST and Fashion-MNIST, CIFAR-10 and SVHN) if it
-    is on this machine; nothing is downloaded. Otherwise a stand-in made of the test split:
+    They are the test split of the usual partner data set (MNIST and Fashion-MNIST, CIFAR-10 and
+    SVHN) if it is on this machine; nothing is downloaded. Otherwise they are derived from the test
+    split:
 
-    - images: `patch-shuffled`, each cut into a grid whose tiles change places at random. Every
-      image keeps its own pixels and strokes, so brightness and contrast give nothing away, but
-      shows no object any more;
+    - images: `patch-shuffled`, each cut into a grid whose tiles are permuted at random. Every image
+      keeps its own pixels and strokes, so brightness and contrast reveal nothing, but it no longer
+      shows an object;
     - other inputs: `far points`, in random directions at 4 to 6 standard deviations from the mean.
 
-    Both are fixed: every call gives the same inputs.
+    Both are fixed: every call returns the same inputs.
 
     Args:
-        data: The data set that a network was trained on.
-        data_dir: Folder that has the partner's files; by default what TORCHBAYES_DATA names.
+        data: Data set that a network was trained on.
+        data_dir: Folder with the partner's files; by default the one named by TORCHBAYES_DATA.
 
     Example:
         >>> from torchbayes.data import load_data
@@ -64,14 +65,14 @@ def ood_for(data: DataSet, data_dir: str | Path | None = None) -> OutOfDistribut
                 partner.name, other.test.inputs, f"the test split of {partner.name}"
             )
     generator = torch.Generator().manual_seed(0)
+    inputs = _test_inputs(data)
     if len(data.shape) == 3:
         return OutOfDistribution(
             "patch-shuffled",
-            shuffle_patches(_test_inputs(data), generator),
+            shuffle_patches(inputs, generator),
             f"the test images of {data.name}, each with the tiles of a grid in random order "
             "(a stand-in made without another data set)",
         )
-    inputs = _test_inputs(data)
     direction = torch.randn(inputs.shape, generator=generator)
     direction /= direction.flatten(1).norm(dim=1).view(-1, *[1] * (inputs.dim() - 1))
     radius = 4 + 2 * torch.rand(len(inputs), *[1] * (inputs.dim() - 1), generator=generator)
@@ -84,13 +85,13 @@ def ood_for(data: DataSet, data_dir: str | Path | None = None) -> OutOfDistribut
 
 
 def noise_for(data: DataSet, count: int = 2000) -> OutOfDistribution | None:
-    """Give images of `data`'s shape that show nothing: every pixel of its own, uniform from 0 to 255.
+    """Return images of `data`'s shape that show nothing: independent pixels, uniform from 0 to 255.
 
-    They are fixed: every call gives the same. Data that are no images have none.
+    They are fixed: every call returns the same ones. For data that are not images, return None.
 
     Args:
-        data: The data set that a network was trained on.
-        count: How many.
+        data: Data set that a network was trained on.
+        count: Number of images.
 
     Example:
         >>> from torchbayes.data import load_data
@@ -101,17 +102,17 @@ def noise_for(data: DataSet, count: int = 2000) -> OutOfDistribution | None:
         return None
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(256, (count, *data.shape), generator=generator, dtype=torch.uint8)
-    return OutOfDistribution("noise", images, "every pixel of its own, uniform from black to white")
+    return OutOfDistribution("noise", images, "independent pixels, uniform from black to white")
 
 
 def shuffle_patches(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Put the tiles of each image in an order of its own that moves every image.
+    """Permute the tiles of each image at random, so that no image stays as it is.
 
-    The grid is 4 × 4 where that divides the size, else 5, 3, 7 or 2 tiles a side, else pixels.
+    The grid is 4 × 4 if that divides the size, else 5, 3, 7 or 2 tiles per side, else pixels.
 
     Args:
         images: Shape (examples, channels, height, width).
-        generator: Source of the orders.
+        generator: Random generator of the permutations.
     """
     count, channels, height, width = images.shape
     grid = next((g for g in _GRIDS if height % g == 0 and width % g == 0), None)

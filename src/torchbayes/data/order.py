@@ -1,8 +1,8 @@
 """Which examples are in which batch, on which rank, and with what randomness.
 
-Nothing here has a state that a checkpoint would have to carry: the order of an epoch is a function
-of (seed, epoch), the augmentation of a batch one of (seed, epoch, batch, rank), and what a data set
-draws for one example one of (seed, epoch, index). A run that resumes at batch k of epoch e
+Nothing here has state that a checkpoint would have to carry: the order of an epoch is a function of
+(seed, epoch), the augmentation of a batch one of (seed, epoch, batch, rank), and the numbers a data
+set draws for one example one of (seed, epoch, index). A run that resumes at batch k of epoch e
 therefore sees, bit for bit, what an uninterrupted run would have seen.
 """
 
@@ -18,15 +18,15 @@ from torch import Tensor
 
 __all__ = ["EpochLoader", "mixed_seed", "share"]
 
-# First entry of every key, so that the three streams of one seed never meet.
+# First entry of every key, so that the three streams of one seed never coincide.
 ORDER, AUGMENT, EXAMPLE = 0, 1, 2
 
 
 def mixed_seed(*key: int) -> int:
     """Mix integers into one seed: neighbouring keys give unrelated seeds.
 
-    torch's CPU generator keeps 32 bits of a seed; NumPy's SeedSequence mixes well into those, where
-    a sum or product of the entries would collide.
+    torch's CPU generator keeps 32 bits of a seed; NumPy's SeedSequence mixes well into those, whereas
+    sums or products of the entries would collide.
 
     Example:
         >>> mixed_seed(0, 1) != mixed_seed(1, 0)
@@ -36,9 +36,9 @@ def mixed_seed(*key: int) -> int:
 
 
 def share(count: int, rank: int, world_size: int) -> tuple[int, int]:
-    """Give the contiguous part of `count` examples that belongs to `rank`.
+    """Return the contiguous range of `count` examples that belongs to `rank`.
 
-    The parts of all ranks cover every example once and differ by at most one example.
+    The ranges of all ranks cover every example once and differ in size by at most one.
 
     Example:
         >>> [share(10, rank, 4) for rank in range(4)]
@@ -48,49 +48,41 @@ def share(count: int, rank: int, world_size: int) -> tuple[int, int]:
 
 
 class EpochLoader(ABC):
-    """What the in-memory and the streaming loader have in common: the plan of an epoch.
+    """Base of the in-memory and the streaming loader: the plan of an epoch.
 
     Args:
-        num_examples: Examples of the data set, over all ranks.
-        batch_size: Examples of a global batch, which the ranks share.
-        shuffle: Whether each epoch has its own random order.
-        seed: Non-negative seed of the order and the augmentation.
+        num_examples: Size of the data set, over all ranks.
+        batch_size: Examples per global batch, which the ranks share.
+        shuffle: Whether to draw a new random order for each epoch.
+        seed: Non-negative seed of order and augmentation.
         transform: Called with a batch of inputs and a generator.
-        drop_last: Whether an incomplete last batch is left out.
-        rank: This process among `world_size`.
-        world_size: Processes that share each batch.
+        drop_last: Whether to drop an incomplete last batch.
+        rank: Rank of this process.
+        world_size: Number of processes that share each batch.
     """
 
     def __init__(
-        self,
-        num_examples: int,
-        batch_size: int,
-        shuffle: bool,
-        seed: int,
+        self, num_examples: int, batch_size: int, shuffle: bool, seed: int,
         transform: Callable[[Any, torch.Generator], Any] | None,
-        drop_last: bool,
-        rank: int,
-        world_size: int,
-    ) -> None:
+        drop_last: bool, rank: int, world_size: int,
+    ) -> None:  # fmt: skip
         if num_examples < 1:
-            raise ValueError("A loader needs at least one example, but the data set is empty.")
+            raise ValueError("a loader needs at least one example, but the data set is empty")
         if batch_size < 1:
-            raise ValueError(f"batch_size is {batch_size}: it must be 1 or more.")
+            raise ValueError(f"batch_size is {batch_size}: expected 1 or more")
         if seed < 0:
-            raise ValueError(f"seed is {seed}: it must be 0 or more.")
+            raise ValueError(f"seed is {seed}: expected 0 or more")
         if not 0 <= rank < world_size:
-            raise ValueError(
-                f"rank is {rank}: it must be from 0 to world_size - 1 = {world_size - 1}."
-            )
+            raise ValueError(f"rank is {rank}: expected 0 to world_size - 1 = {world_size - 1}")
         if batch_size < world_size:
             raise ValueError(
                 f"batch_size is {batch_size}, which {world_size} processes cannot share: "
-                f"give at least {world_size}."
+                f"give at least {world_size}"
             )
         if drop_last and batch_size > num_examples:
             raise ValueError(
                 f"drop_last leaves no batch of {batch_size} from {num_examples} examples: "
-                "give a smaller batch_size."
+                "give a smaller batch_size"
             )
         self.num_examples, self.batch_size, self.drop_last = num_examples, batch_size, drop_last
         self.shuffle, self.seed, self.transform = shuffle, seed, transform
@@ -98,33 +90,35 @@ class EpochLoader(ABC):
         self.epoch = 0
 
     def __len__(self) -> int:
-        """Count the global batches of an epoch, the same on every rank."""
+        """Return the number of global batches per epoch, the same on every rank."""
         whole, rest = divmod(self.num_examples, self.batch_size)
         return whole if self.drop_last or not rest else whole + 1
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
-        """Give the batches of the next epoch: the first iteration is epoch 0, then 1, and so on."""
+        """Iterate over the next epoch: the first iteration is epoch 0, then 1, and so on."""
         epoch, self.epoch = self.epoch, self.epoch + 1
         return self.batches(epoch)
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[tuple[Any, Any]]:
-        """Give the `(inputs, targets)` of one epoch, from batch `start` on.
+        """Iterate over the `(inputs, targets)` of one epoch, from batch `start` on.
 
-        Under `world_size` > 1 these are this rank's shares. The last share of an epoch can be
-        empty on some ranks, where the last batch has fewer examples than there are ranks.
+        With `world_size` > 1 these are this rank's shares. The last share of an epoch is empty on
+        some ranks if the last batch has fewer examples than there are ranks.
 
         Args:
-            epoch: Number of the epoch, which decides order and augmentation.
-            start: Batches to skip; they are not read.
+            epoch: Number of the epoch, which determines order and augmentation.
+            start: Number of batches to skip without reading them.
         """
         if epoch < 0:
-            raise ValueError(f"epoch is {epoch}: it must be 0 or more.")
+            raise ValueError(f"epoch is {epoch}: expected 0 or more")
         if not 0 <= start <= len(self):
-            raise ValueError(f"start is {start}: an epoch has {len(self)} batches.")
+            raise ValueError(
+                f"start is {start}: expected 0 to {len(self)}, the batches of an epoch"
+            )
         return self._read(epoch, self._plan(epoch, start))
 
     def _plan(self, epoch: int, start: int) -> Iterator[tuple[int, Tensor]]:
-        """Give the number of each batch and the indices of this rank's share."""
+        """Yield the number of each batch and the indices of this rank's share."""
         if self.shuffle:
             generator = torch.Generator().manual_seed(mixed_seed(ORDER, self.seed, epoch))
             order = torch.randperm(self.num_examples, generator=generator)
@@ -141,4 +135,4 @@ class EpochLoader(ABC):
 
     @abstractmethod
     def _read(self, epoch: int, plan: Iterator[tuple[int, Tensor]]) -> Iterator[tuple[Any, Any]]:
-        """Turn the plan's indices into batches."""
+        """Read the batches at the plan's indices."""

@@ -1,4 +1,4 @@
-"""Where a published data set's files are: a folder the user names, the cache, or the network."""
+"""Sources of a published data set's files: a folder named by the user, the cache, the network."""
 
 from __future__ import annotations
 
@@ -14,10 +14,16 @@ ENVIRONMENT = "TORCHBAYES_DATA"
 
 
 class DataError(ValueError):
-    """A data file is missing, cut short, damaged, or does not say what its format promises.
+    """A data file is missing, truncated, damaged or inconsistent with its format.
 
     The message is one sentence that names the file or folder and says what to do.
     """
+
+
+def damaged(path: Path, error: Exception) -> DataError:
+    """Return the error for a file whose parser failed with `error`."""
+    reason = str(error).split("\n")[0].strip("'\"").rstrip(".")
+    return DataError(f"{path} is damaged or half-downloaded ({reason}): remove it and get it again")
 
 
 @dataclass(frozen=True)
@@ -25,9 +31,9 @@ class RemoteFile:
     """A file to download.
 
     Args:
-        name: Its name in the cache folder.
+        name: Name in the cache folder.
         sha256: Published checksum.
-        mirrors: Full addresses, tried in turn.
+        mirrors: Full addresses, tried in order.
     """
 
     name: str
@@ -40,11 +46,11 @@ class Source:
     """The files of a published data set.
 
     Args:
-        name: The data set's name.
-        folders: Subfolders that may hold the files, the cache's own first.
-        files: For each file the names it may have.
-        remote: What to download.
-        members: Where the download is a tar archive, the files in it.
+        name: Name of the data set.
+        folders: Subfolders that may hold the files; the first is the cache's.
+        files: Possible names of each file.
+        remote: Files to download.
+        members: Files in the download, if it is a tar archive.
     """
 
     name: str
@@ -55,20 +61,20 @@ class Source:
 
 
 def cache_folder() -> Path:
-    """Give the folder that downloads go to: the system's place for caches."""
+    """Return the folder for downloads, in the system's cache location."""
     import pooch
 
     return Path(pooch.os_cache("torchbayes"))
 
 
 def find(source: Source, data_dir: str | Path | None = None) -> Path | None:
-    """Look for a data set's files on this machine.
+    """Find a data set's files on this machine.
 
-    The folder that `data_dir`, or else the environment variable TORCHBAYES_DATA, names is searched
+    The folder named by `data_dir`, or else by the environment variable TORCHBAYES_DATA, is searched
     before the cache of earlier downloads.
 
     Returns:
-        The folder that has all the files (or the tar archive of them), or None.
+        The folder with all the files (or their tar archive), or None.
 
     Raises:
         DataError: If the named folder does not exist, or has some of the files but not all: mixing
@@ -78,10 +84,15 @@ def find(source: Source, data_dir: str | Path | None = None) -> Path | None:
     if named is not None:
         if not named.is_dir():
             raise DataError(
-                f"The data folder {named} does not exist: correct data_dir or {ENVIRONMENT}."
+                f"the data folder {named} does not exist: correct data_dir or {ENVIRONMENT}"
             )
+        candidates = [named / folder for folder in source.folders]
+        # The named folder may be the data set's own. Only its name tells: MNIST and Fashion-MNIST
+        # have files of the same names.
+        if named.resolve().name in source.folders:
+            candidates.append(named)
         incomplete: tuple[Path, list[str]] | None = None
-        for folder in _candidates(named, source):
+        for folder in candidates:
             missing = _missing(folder, source)
             if not missing:
                 return folder
@@ -92,17 +103,17 @@ def find(source: Source, data_dir: str | Path | None = None) -> Path | None:
         if incomplete is not None:
             raise DataError(
                 f"{incomplete[0]} has only a part of {source.name!r} (missing: "
-                f"{', '.join(incomplete[1])}): add the missing files or remove the others."
+                f"{', '.join(incomplete[1])}): add the missing files or remove the others"
             )
     cached = cache_folder() / source.folders[0]
     return cached if not _missing(cached, source) else None
 
 
 def obtain(source: Source, data_dir: str | Path | None, download: bool) -> Path:
-    """Give the folder (or tar archive) with a data set's files, downloading them if need be.
+    """Return the folder (or tar archive) with a data set's files, downloading them if needed.
 
     Raises:
-        DataError: If the files are not here and cannot be downloaded, or may not be.
+        DataError: If the files are missing and cannot or may not be downloaded.
     """
     found = find(source, data_dir)
     if found is not None:
@@ -112,37 +123,36 @@ def obtain(source: Source, data_dir: str | Path | None, download: bool) -> Path:
     place = Path("DIR" if named is None else named) / source.folders[0]
     help_ = (
         f"put {wanted} into {place}"
-        + (f" and name DIR by data_dir or {ENVIRONMENT}" if named is None else "")
+        + (f" and set data_dir or {ENVIRONMENT} to DIR" if named is None else "")
         + ", or "
     )
     if not download:
         raise DataError(
-            f"Data set {source.name!r} is not on this machine: {help_}allow the download."
+            f"data set {source.name!r} is not on this machine: {help_}allow the download"
         )
     cache = cache_folder()
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        # The processes of one torchrun all come here at once; one downloads, the others wait.
+        # The processes of one torchrun all arrive here at once; one downloads, the others wait.
         with FileLock(cache / f".{source.name}.lock"):
             folder = cache / source.folders[0]
             if _missing(folder, source):
                 _download(source, folder)
             return folder
     except DataError as error:
-        reason = str(error).rstrip(".")
         raise DataError(
-            f"Data set {source.name!r} is not on this machine and {reason}: {help_}connect this "
-            "machine to the network."
+            f"data set {source.name!r} is not on this machine and {error}: {help_}connect this "
+            "machine to the network"
         ) from error
     except OSError as error:
         raise DataError(
-            f"The cache folder {cache} could not be used ({error.strerror}): {help_}set "
-            "XDG_CACHE_HOME to a folder that can be written."
+            f"the cache folder {cache} could not be used ({error.strerror}): {help_}set "
+            "XDG_CACHE_HOME to a writable folder"
         ) from error
 
 
 def _download(source: Source, folder: Path) -> None:
-    # Late: it brings HTTP and progress bars along, and most runs have their data already.
+    # Late: it imports HTTP and progress bars, and most runs have their data already.
     from torchbayes.data.download import fetch, unpack
 
     if not source.members:
@@ -155,18 +165,8 @@ def _download(source: Source, folder: Path) -> None:
 
 
 def _named(data_dir: str | Path | None) -> Path | None:
-    if data_dir is None:
-        data_dir = os.environ.get(ENVIRONMENT)
-    return None if data_dir is None or data_dir == "" else Path(data_dir).expanduser()
-
-
-def _candidates(named: Path, source: Source) -> list[Path]:
-    folders = [named / folder for folder in source.folders]
-    # The folder may also be the data set's own. Only its name tells: MNIST and Fashion-MNIST have
-    # files of the same names.
-    if named.resolve().name in source.folders:
-        folders.append(named)
-    return folders
+    folder = os.environ.get(ENVIRONMENT) if data_dir is None else data_dir
+    return Path(folder).expanduser() if folder else None
 
 
 def _missing(folder: Path, source: Source) -> list[str]:

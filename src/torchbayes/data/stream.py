@@ -1,4 +1,4 @@
-"""The loader for data that does not fit in memory: worker processes of torch's DataLoader."""
+"""The loader for data that do not fit in memory: worker processes of torch's DataLoader."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,23 +23,23 @@ __all__ = ["StreamLoader"]
 class StreamLoader(EpochLoader):
     """Batches of a map-style data set, read and transformed by worker processes.
 
-    The same interface, order, shares and augmentation as `BatchLoader`: on the same data and seed
+    Interface, order, shares and augmentation are those of `BatchLoader`: with the same data and seed
     the two give equal batches. Batches that a resumed run skips are not read.
 
-    A data set may draw random numbers (a random crop of its own, say): while example i is read in
-    epoch e, the global generators of torch, NumPy and Python are seeded by (seed, e, i) and put
-    back afterwards, so what it draws does not depend on the workers or on where a run was resumed.
+    A data set may draw random numbers (for a random crop, say): while example i is read in epoch e,
+    the global generators of torch, NumPy and Python are seeded with (seed, e, i) and restored
+    afterwards, so the draws do not depend on the workers or on where a run was resumed.
 
     Args:
-        dataset: Anything with `len` and an index, giving `(inputs, target)` or `inputs`.
-        batch_size: Examples of a (global) batch.
-        shuffle: Whether each epoch has its own random order.
+        dataset: Map-style data set of `(inputs, target)` or `inputs`.
+        batch_size: Examples per (global) batch.
+        shuffle: Whether to draw a new random order for each epoch.
         seed: Non-negative seed of order and augmentation.
         transform: Called in the worker with a batch of inputs and a generator.
-        drop_last: Whether an incomplete last batch is left out.
-        rank: This process among `world_size`.
-        world_size: Processes that share each batch: rank r gets the r-th contiguous part of it.
-        workers: Worker processes; 0 reads in this process.
+        drop_last: Whether to drop an incomplete last batch.
+        rank: Rank of this process.
+        world_size: Number of processes that share each batch: rank r gets its r-th contiguous part.
+        workers: Number of worker processes; 0 reads in this process.
 
     Example:
         >>> data = [(torch.tensor([float(i)]), i) for i in range(5)]
@@ -49,33 +49,21 @@ class StreamLoader(EpochLoader):
     """
 
     def __init__(
-        self,
-        dataset: Any,
-        batch_size: int,
-        *,
-        shuffle: bool,
-        seed: int,
+        self, dataset: Any, batch_size: int, *, shuffle: bool, seed: int,
         transform: Callable[[Any, torch.Generator], Any] | None = None,
-        drop_last: bool = False,
-        rank: int = 0,
-        world_size: int = 1,
-        workers: int = 2,
-    ) -> None:
+        drop_last: bool = False, rank: int = 0, world_size: int = 1, workers: int = 2,
+    ) -> None:  # fmt: skip
         count = len(dataset)
         super().__init__(count, batch_size, shuffle, seed, transform, drop_last, rank, world_size)
         if workers < 0:
-            raise ValueError(f"workers is {workers}: it must be 0 or more.")
+            raise ValueError(f"workers is {workers}: expected 0 or more")
         self.dataset = dataset
         self.workers = workers
 
-    def _read(
-        self, epoch: int, plan: Iterator[tuple[int, Tensor]]
-    ) -> Iterator[tuple[Any, Tensor | None]]:
-        jobs = (
-            _Job(epoch, index.tolist(), self._augment_seed(epoch, batch)) for batch, index in plan
-        )
+    def _read(self, epoch: int, plan: Iterator[tuple[int, Tensor]]) -> Iterator[tuple[Any, Any]]:
+        jobs = (_Job(epoch, i.tolist(), self._augment_seed(epoch, batch)) for batch, i in plan)
         # batch_size=None: an "example" of this DataLoader is a whole batch, which its worker
-        # transforms at once. The generator keeps it from drawing on torch's global one.
+        # transforms at once. The generator keeps it from drawing from torch's global one.
         loader = DataLoader(
             _Batches(self.dataset, self.seed, self.transform),
             batch_size=None,
@@ -84,43 +72,33 @@ class StreamLoader(EpochLoader):
             generator=torch.Generator(),
         )
         for result in loader:
-            if isinstance(result, _Failure):
-                raise DataError(result.sentence)
+            if isinstance(result, DataError):
+                raise result
             yield result
 
 
-@dataclass(frozen=True)
-class _Job:
+class _Job(NamedTuple):
     epoch: int
-    index: list[int]
+    indices: list[int]
     seed: int
 
 
 @dataclass(frozen=True)
-class _Failure:
-    """What went wrong with the data, as a value: DataLoader would wrap an error in a traceback."""
-
-    sentence: str
-
-
 class _Batches(Dataset[Any]):
-    """A data set whose index is a job and whose example is a batch."""
+    """A data set whose index is a job and whose example is a batch.
 
-    def __init__(
-        self,
-        dataset: Any,
-        seed: int,
-        transform: Callable[[Any, torch.Generator], Any] | None,
-    ) -> None:
-        self.dataset = dataset
-        self.seed = seed
-        self.transform = transform
+    A `DataError` is returned, not raised: DataLoader would wrap it in a traceback.
+    """
+
+    dataset: Any
+    seed: int
+    transform: Callable[[Any, torch.Generator], Any] | None
 
     def __getitem__(self, job: _Job) -> Any:
         examples = []
         with _restored_generators():
             # An empty share keeps the shapes and types of the data: read any example, keep none.
-            for index in job.index if job.index else [0]:
+            for index in job.indices or [0]:
                 seed = mixed_seed(EXAMPLE, self.seed, job.epoch, index)
                 torch.default_generator.manual_seed(seed)
                 np.random.seed(seed)
@@ -128,10 +106,10 @@ class _Batches(Dataset[Any]):
                 try:
                     examples.append(self.dataset[index])
                 except DataError as error:
-                    return _Failure(str(error))
+                    return error
                 except OSError as error:
-                    return _Failure(f"Example {index} of the data set could not be read: {error}.")
-        inputs, targets = slice_batch(split_batch(default_collate(examples)), 0, len(job.index))
+                    return DataError(f"example {index} of the data set could not be read: {error}")
+        inputs, targets = slice_batch(split_batch(default_collate(examples)), 0, len(job.indices))
         if self.transform is not None:
             inputs = self.transform(inputs, torch.Generator().manual_seed(job.seed))
         return inputs, targets
@@ -139,7 +117,7 @@ class _Batches(Dataset[Any]):
 
 @contextmanager
 def _restored_generators() -> Iterator[None]:
-    """Put the global generators back to where they were, whatever is drawn inside the block."""
+    """Restore the global generators after the block."""
     state = torch.get_rng_state(), np.random.get_state(), random.getstate()
     try:
         yield

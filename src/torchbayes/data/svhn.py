@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from torchbayes.data.dataset import DataSet, Split
-from torchbayes.data.source import DataError, RemoteFile, Source, obtain
+from torchbayes.data.source import DataError, RemoteFile, Source, damaged, obtain
 from torchbayes.data.transform import PadCropFlip
 
 __all__ = ["SVHN", "load_svhn", "read_svhn"]
@@ -43,9 +43,9 @@ def load_svhn(data_dir: str | Path | None, download: bool) -> DataSet:
         shape=(3, 32, 32),
         mean=(0.4377, 0.4438, 0.4728),
         std=(0.1980, 0.2010, 0.1970),
-        # A mirrored digit is no digit.
+        # A mirrored digit is not a digit.
         augment=PadCropFlip(pad=4, flip=False),
-        note=f"MATLAB files of {folder}",
+        note=f"MATLAB files from {folder}",
     )
 
 
@@ -53,27 +53,24 @@ def read_svhn(path: Path) -> Split:
     """Read `X` (32 × 32 × 3 × n) and `y` (1 to 10, where 10 stands for the digit 0).
 
     Raises:
-        DataError: If the file is cut short, damaged or something else.
+        DataError: If the file is truncated, damaged or of another format.
     """
-    from scipy.io import loadmat  # late: few need it
+    from scipy.io import loadmat  # late: SciPy is slow to import
 
     try:
         content = loadmat(path, variable_names=("X", "y"))
         images, labels = content["X"], content["y"].reshape(-1)
-    # loadmat lets through whatever its parser trips over: struct.error, zlib.error, TypeError, ...
+    # loadmat passes on any error of its parser: struct.error, zlib.error, TypeError, ...
     except Exception as error:
-        reason = str(error).split("\n")[0].strip("'\"").rstrip(".")
-        raise DataError(
-            f"{path} is damaged or half-downloaded ({reason}): remove it and get it again."
-        ) from error
+        raise damaged(path, error) from error
     if images.shape[:3] != (32, 32, 3) or images.ndim != 4 or images.dtype != np.uint8:
         raise DataError(
             f"{path} has images of shape {images.shape} and type {images.dtype}, not uint8 of "
-            "(32, 32, 3, n): get the cropped version of SVHN."
+            "(32, 32, 3, n): get the cropped version of SVHN"
         )
     if len(labels) != images.shape[3] or len(labels) == 0:
         raise DataError(
-            f"{path} has {images.shape[3]} images but {len(labels)} labels: get it again."
+            f"{path} has {images.shape[3]} images but {len(labels)} labels: get it again"
         )
     numbers = torch.from_numpy(labels.astype(np.int64))
     pixels = torch.from_numpy(np.ascontiguousarray(images.transpose(3, 2, 0, 1)))

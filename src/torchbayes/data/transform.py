@@ -1,7 +1,7 @@
 """Normalisation and augmentation of whole batches, for both loaders.
 
-A transform takes a batch and a generator and gives a batch. It draws from that generator only, so
-the loader that seeds it decides what the augmentation of a batch is.
+A transform takes a batch and a generator and returns a batch. It draws only from that generator, so
+the loader that seeds it determines the augmentation of a batch.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ Transform: TypeAlias = Callable[[Tensor, torch.Generator], Tensor]
 class Normalise:
     """Subtract a mean and divide by a standard deviation, channel by channel.
 
-    Images of type uint8 are taken as 255ths, so the same mean and std, in [0, 1], serve them and
+    uint8 images are divided by 255 first, so the same mean and std, in [0, 1], serve them and
     floating-point images.
 
     Args:
-        mean: One value a channel (dimension 1 of the batch).
-        std: One positive value a channel.
+        mean: One value per channel (dimension 1 of the batch).
+        std: One positive value per channel.
 
     Example:
         >>> Normalise((0.5,), (0.25,))(torch.tensor([[0, 255]], dtype=torch.uint8).view(1, 1, 2))
@@ -42,11 +42,11 @@ class Normalise:
         if len(self.mean) != len(self.std) or not self.mean:
             raise ValueError(
                 f"Normalise got {len(self.mean)} means and {len(self.std)} standard deviations: "
-                "give one of each a channel."
+                "give one of each per channel"
             )
         if min(self.std) <= 0:
             raise ValueError(
-                f"Normalise got the standard deviation {min(self.std)}: it must be above 0."
+                f"Normalise got the standard deviation {min(self.std)}: expected above 0"
             )
 
     def __call__(self, batch: Tensor, generator: torch.Generator | None = None) -> Tensor:
@@ -54,12 +54,12 @@ class Normalise:
         if batch.dtype != torch.uint8 and not batch.is_floating_point():
             raise TypeError(
                 f"Normalise takes uint8 or floating-point batches, not {batch.dtype}: "
-                "convert the inputs to one of them."
+                "convert the inputs to one of them"
             )
         if batch.dim() < 2 or batch.shape[1] != len(self.mean):
             raise ValueError(
                 f"Normalise has {len(self.mean)} channels but the batch has shape "
-                f"{tuple(batch.shape)}: dimension 1 must have that many entries."
+                f"{tuple(batch.shape)}: dimension 1 must have that many entries"
             )
         bytes_ = batch.dtype == torch.uint8
         shape = (len(self.mean),) + (1,) * (batch.dim() - 2)
@@ -67,23 +67,23 @@ class Normalise:
         unit = 255.0 if bytes_ else 1.0
         shift = torch.tensor(self.mean, dtype=kind).mul_(unit).view(shape)
         scale = torch.tensor(self.std, dtype=kind).mul_(unit).reciprocal_().view(shape)
-        # Two passes, the first of which converts the bytes on the fly: a separate .float() costs
-        # a third trip through memory.
+        # Two passes, the first of which converts the bytes on the fly: a separate .float() would
+        # be a third pass over memory.
         return torch.sub(batch, shift.to(batch.device)).mul_(scale.to(batch.device))
 
 
 @dataclass(frozen=True)
 class PadCropFlip:
-    """Mirror at random, pad with black and cut a window at a random place: each image its own.
+    """Flip at random, pad with black and crop at a random place, independently for each image.
 
     The usual augmentation of small images (He et al. 2016, section 4.2: 4 pixels on each side, a
-    32 × 32 window, a horizontal flip with probability 1/2). It goes before normalisation, so that
+    32 × 32 window, a horizontal flip with probability 1/2). Apply it before normalisation, so that
     the padding is black and not the mean colour.
 
     Args:
-        pad: Pixels added on each of the four sides.
-        crop: Side of the square window; None keeps the images' size.
-        flip: Whether half of the images are mirrored left to right.
+        pad: Pixels added on each side.
+        crop: Side of the square window; None keeps the size of the images.
+        flip: Whether to flip half of the images left to right.
 
     Example:
         >>> images = torch.ones(2, 3, 32, 32, dtype=torch.uint8)
@@ -97,16 +97,16 @@ class PadCropFlip:
 
     def __post_init__(self) -> None:
         if self.pad < 0:
-            raise ValueError(f"PadCropFlip got pad={self.pad}: it must be 0 or more.")
+            raise ValueError(f"PadCropFlip got pad={self.pad}: expected 0 or more")
         if self.crop is not None and self.crop < 1:
-            raise ValueError(f"PadCropFlip got crop={self.crop}: it must be 1 or more.")
+            raise ValueError(f"PadCropFlip got crop={self.crop}: expected 1 or more")
 
     def __call__(self, batch: Tensor, generator: torch.Generator) -> Tensor:
         """Augment a batch of shape (examples, channels, height, width)."""
         if batch.dim() != 4:
             raise ValueError(
                 f"PadCropFlip takes images of shape (examples, channels, height, width), not "
-                f"{tuple(batch.shape)}: leave the augmentation off for other data."
+                f"{tuple(batch.shape)}: leave the augmentation off for other data"
             )
         count, channels = batch.shape[:2]
         top, left, mirrored = self.draw(count, batch.shape[2:], generator)
@@ -116,7 +116,7 @@ class PadCropFlip:
         both = torch.cat([batch, batch.flip(3)]) if self.flip else batch
         padded = F.pad(both.index_select(0, which.to(batch.device)), (self.pad,) * 4)
         # Every row of every window is a contiguous piece of the padded batch: one copy of rows that
-        # start where the draw says. On a CPU half the time of a gather of single pixels.
+        # start where the draw says takes half the time of a gather of single pixels on a CPU.
         height, width = self._window(batch.shape[2:])
         tall, wide = padded.shape[2:]
         image = torch.arange(count) * channels * tall * wide + top * wide + left
@@ -128,13 +128,13 @@ class PadCropFlip:
     def draw(
         self, count: int, size: tuple[int, ...], generator: torch.Generator
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Draw each image's top row, left column and whether it is mirrored."""
+        """Draw each image's top row, left column and whether it is flipped."""
         height, width = self._window(size)
         spare = (size[0] + 2 * self.pad - height, size[1] + 2 * self.pad - width)
         if min(spare) < 0:
             raise ValueError(
                 f"PadCropFlip cannot cut {self.crop} pixels from images of {size[0]} × {size[1]} "
-                f"padded by {self.pad}: choose a smaller crop or a larger pad."
+                f"padded by {self.pad}: choose a smaller crop or a larger pad"
             )
         top = torch.randint(spare[0] + 1, (count,), generator=generator)
         left = torch.randint(spare[1] + 1, (count,), generator=generator)
@@ -149,7 +149,7 @@ class Chain:
     """Apply transforms one after the other, all drawing from the same generator.
 
     Args:
-        *transforms: The transforms, in the order they are applied.
+        *transforms: Transforms, in the order of application.
 
     Example:
         >>> chain = Chain(PadCropFlip(pad=1), Normalise((0.5,), (0.5,)))

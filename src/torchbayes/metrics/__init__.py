@@ -1,19 +1,19 @@
-"""Scores of predictions: pure functions of tensors that know nothing of how a prediction was made.
+"""Scores of predictions: pure functions of tensors, independent of how a prediction was made.
 
 Classification takes averaged probabilities `probs` (N, C) and integer labels `targets` (N,);
-detection and selective prediction take one score an example; regression takes the means and
-standard deviations of an equal-weight mixture of Gaussians, one component a posterior draw, along
+detection and selective prediction take one score per example; regression takes the means and
+standard deviations of an equal-weight mixture of Gaussians, one component per posterior draw, along
 dimension 0.
 
 Every score is computed on the CPU in float64, whatever the dtype and device of its inputs, so that
-one set of predictions has one figure on every machine; scalars come back as `float`. A value that
-is undefined, such as the AUROC of misclassification of a model without errors, is NaN and no
-warning is raised. Bad input is a `ValueError` or `TypeError` of one sentence.
+a set of predictions gets the same figure on every machine; scalars are returned as `float`. An
+undefined value, such as the AUROC of misclassification of a model without errors, is NaN without a
+warning. Bad input raises a `ValueError` or `TypeError` of one sentence.
 
 Accuracy and RMSE come from torchmetrics. Its calibration error is not used because it puts a
-confidence of exactly 1 into a bin of its own; its ROC family because it squashes scores outside [0,
-1] through a sigmoid, which makes large scores equal, and gives 0 with a warning where the area is
-undefined; its top-k accuracy because ties are broken arbitrarily.
+confidence of exactly 1 into a separate bin; its ROC family because it passes scores outside [0, 1]
+through a sigmoid, which makes large scores equal, and returns 0 with a warning where the area is
+undefined; its top-k accuracy because it breaks ties arbitrarily.
 """
 
 from torchbayes.metrics.calibration import ReliabilityCurve, ece, mce, reliability_curve

@@ -1,7 +1,7 @@
-"""Checks of what a user passes to a metric; every function returns detached tensors on the CPU.
+"""Checks of the inputs of metrics; every function returns detached tensors on the CPU.
 
-The CPU because float64 and deterministic cumulative sums exist there for every user, and because a
-score then does not depend on the device that made the predictions.
+On the CPU because float64 and deterministic cumulative sums are always available there, and because
+a score then does not depend on the device that made the predictions.
 """
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def real(value: Tensor, name: str) -> Tensor:
-    """Return `value` detached on the CPU; raise if it is no real tensor or has a NaN."""
+    """Return `value` detached on the CPU; raise if it is not a real tensor or contains NaN."""
     if not isinstance(value, Tensor):
         raise TypeError(
             f"{name} must be a torch.Tensor, got {type(value).__name__}: use torch.as_tensor"
@@ -25,7 +25,7 @@ def real(value: Tensor, name: str) -> Tensor:
 
 
 def probabilities(probs: Tensor, name: str = "probs") -> Tensor:
-    """Return `probs` (N, C) in its own dtype, checked to hold a distribution in every row."""
+    """Return `probs` (N, C) in its own dtype, checked to have a distribution in every row."""
     probs = real(probs, name)
     shape = tuple(probs.shape)
     if probs.ndim != 2 or shape[1] < 2:
@@ -48,7 +48,7 @@ def probabilities(probs: Tensor, name: str = "probs") -> Tensor:
         row = int(bad.nonzero()[0])
         raise ValueError(
             f"row {row} of {name} sums to {float(sums[row]):.6g}, expected 1: "
-            "looks like logits: apply softmax first"
+            "if these are logits, apply softmax first"
         )
     lowest = float(probs.min())
     if lowest < 0:
@@ -70,7 +70,7 @@ def labelled(probs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     if tuple(targets.shape) != (examples,):
         raise ValueError(
             f"targets has shape {tuple(targets.shape)}, expected ({examples},) to match probs "
-            f"{tuple(probs.shape)}: pass one integer label a row"
+            f"{tuple(probs.shape)}: pass one integer label per row"
         )
     targets = targets.long()
     outside = (targets < 0) | (targets >= classes)
@@ -87,7 +87,7 @@ def scores(values: Tensor, name: str) -> Tensor:
     values = real(values, name)
     if values.ndim != 1:
         raise ValueError(
-            f"{name} must have shape (N,), got {tuple(values.shape)}: pass one score an example"
+            f"{name} must have shape (N,), got {tuple(values.shape)}: pass one score per example"
         )
     return values.double()
 

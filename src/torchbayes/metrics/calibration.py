@@ -1,9 +1,9 @@
 """Reliability curve and calibration errors of the top label (Guo et al. 2017, arXiv:1706.04599).
 
-Bin i of B is the interval (edges[i], edges[i + 1]], and the first also holds its left edge: a
+Bin i of B is the interval (edges[i], edges[i + 1]]; the first also includes its left edge, so a
 confidence of exactly 0 is in the first bin and one of exactly 1 in the last.
 
-Equal-mass edges are confidences themselves, chosen so that bins hold N / B examples each, the first
+Equal-mass edges are themselves confidences, chosen so that each bin has N / B examples, the first
 N mod B one more. Equal confidences are never split, because the result would then depend on the
 order of rows: with many ties (a saturated network) bins are unequal and some are empty.
 """
@@ -19,12 +19,12 @@ from torchbayes.metrics.classification import confidence, correct
 
 @dataclass(frozen=True, eq=False)
 class ReliabilityCurve:
-    """Confidence against accuracy in B bins, all float64 but `count`.
+    """Confidence against accuracy in B bins, all float64 except `count`.
 
     Attributes:
-        confidence: Mean confidence in each bin (B,), NaN in an empty one.
-        accuracy: Accuracy in each bin (B,), NaN in an empty one.
-        count: Examples in each bin (B,), int64.
+        confidence: Mean confidence in each bin (B,), NaN if empty.
+        accuracy: Accuracy in each bin (B,), NaN if empty.
+        count: Number of examples in each bin (B,), int64.
         edges: Ascending bin edges (B + 1,) from 0 to 1, in the precision of `probs`.
     """
 
@@ -37,13 +37,13 @@ class ReliabilityCurve:
 def reliability_curve(
     probs: Tensor, targets: Tensor, bins: int = 15, equal_mass: bool = False
 ) -> ReliabilityCurve:
-    """Bin predictions by confidence and compare it with accuracy: what a reliability diagram draws.
+    """Compute the points of a reliability diagram: accuracy and confidence, binned by confidence.
 
     Args:
         probs: Class probabilities (N, C).
         targets: Integer labels (N,).
         bins: Number of bins B.
-        equal_mass: Bins of equal count (the ATMC paper plots 8 of them) instead of equal width.
+        equal_mass: Whether bins have equal counts (the ATMC paper plots 8 such) or equal widths.
 
     Example:
         >>> import torch
@@ -57,13 +57,13 @@ def reliability_curve(
 
 
 def ece(probs: Tensor, targets: Tensor, bins: int = 15, equal_mass: bool = False) -> float:
-    """Expected calibration error: mean over examples of their bin's |accuracy - confidence|.
+    """Compute the expected calibration error: the mean over examples of |accuracy - confidence| of their bin.
 
     Args:
         probs: Class probabilities (N, C).
         targets: Integer labels (N,).
         bins: Number of bins.
-        equal_mass: Bins of equal count instead of equal width.
+        equal_mass: Whether bins have equal counts or equal widths.
 
     Example:
         >>> import torch
@@ -75,9 +75,9 @@ def ece(probs: Tensor, targets: Tensor, bins: int = 15, equal_mass: bool = False
 
 
 def mce(probs: Tensor, targets: Tensor, bins: int = 15, equal_mass: bool = False) -> float:
-    """Maximum calibration error: the largest |accuracy - confidence| of a bin that is not empty.
+    """Compute the maximum calibration error: the largest |accuracy - confidence| of a non-empty bin.
 
-    Takes what `ece` takes.
+    The arguments are those of `ece`.
 
     Example:
         >>> import torch
@@ -93,7 +93,7 @@ def binned(probs: Tensor, hit: Tensor, bins: int, equal_mass: bool) -> Reliabili
     if bins < 1:
         raise ValueError(f"bins is {bins}, expected at least 1: use 15 for the usual score")
     level = confidence(probs)
-    # Edges rounded like the confidences, so that one stored as float32(0.8) still is in (0.7, 0.8].
+    # Edges are rounded like the confidences, so that one stored as float32(0.8) is in (0.7, 0.8].
     edges = (torch.arange(bins + 1, dtype=torch.float64) / bins).to(probs.dtype).double()
     if equal_mass:
         inner = torch.arange(1, bins)
@@ -120,5 +120,5 @@ def largest_gap(curve: ReliabilityCurve) -> float:
 
 
 def _gaps(curve: ReliabilityCurve) -> Tensor:
-    """Return |accuracy - confidence| of each bin (B,), 0 in an empty one."""
+    """Return |accuracy - confidence| of each bin (B,), 0 if empty."""
     return (curve.accuracy - curve.confidence).abs().nan_to_num(nan=0.0)

@@ -1,7 +1,7 @@
 """Accuracy, negative log-likelihood and Brier score of class probabilities.
 
-`correct`, `confidence`, `entropy` and `label_log_probs` are for other files of the library: they take input
-that has been checked, so that a table of scores need not check it many times.
+`correct`, `confidence`, `entropy` and `label_log_probs` are for use inside the library: they take checked
+input, so that a table of scores need not check it repeatedly.
 """
 
 import math
@@ -13,7 +13,7 @@ from torchbayes.metrics import _inputs
 
 
 def correct(probs: Tensor, targets: Tensor) -> Tensor:
-    """Return (N,) whether the most probable class, the first of equals, is the label."""
+    """Return whether the most probable class, the first of equals, is the label (N,)."""
     return probs.argmax(dim=1) == targets
 
 
@@ -34,7 +34,7 @@ def label_log_probs(probs: Tensor, targets: Tensor) -> Tensor:
 
 
 def accuracy(probs: Tensor, targets: Tensor) -> float:
-    """Fraction of rows whose most probable class, the first of equals, is the label.
+    """Compute the fraction of rows whose most probable class, the first of equals, is the label.
 
     Args:
         probs: Class probabilities (N, C).
@@ -57,14 +57,14 @@ def accuracy(probs: Tensor, targets: Tensor) -> float:
 
 
 def top_k_accuracy(probs: Tensor, targets: Tensor, k: int = 5) -> float:
-    """Fraction of rows whose label is among the `k` most probable classes.
+    """Compute the fraction of rows whose label is among the `k` most probable classes.
 
     Among equally probable classes the lower index ranks higher, so `k=1` is `accuracy`.
 
     Args:
         probs: Class probabilities (N, C).
         targets: Integer labels (N,).
-        k: How many classes count, 1 to C.
+        k: Number of classes that count, 1 to C.
 
     Example:
         >>> import torch
@@ -85,11 +85,11 @@ def top_k_accuracy(probs: Tensor, targets: Tensor, k: int = 5) -> float:
 
 
 def nll(probs: Tensor, targets: Tensor) -> float:
-    """Mean negative log-probability of the labels, in nats.
+    """Compute the mean negative log-probability of the labels, in nats.
 
     With Monte-Carlo averaged `probs` this is the loss of the averaged prediction, not the average
     loss of the draws. A label of probability 0 has infinite loss; so that one underflow does not
-    erase the score, label probabilities are clamped from below at the smallest normal number of
+    ruin the score, label probabilities are clamped from below at the smallest normal number of
     their dtype. Such an example adds 87.3 nats to the sum (708.4 for float64 `probs`; float16 and
     bfloat16 use float32's floor), far above the log C of a uniform guess: it stays visible.
 
@@ -110,7 +110,7 @@ def nll(probs: Tensor, targets: Tensor) -> float:
 
 
 def brier(probs: Tensor, targets: Tensor) -> float:
-    r"""Multi-class Brier score (Brier 1950): mean over rows of $\sum_c (p_c - 1\{y = c\})^2$.
+    r"""Compute the multi-class Brier score (Brier 1950): the mean over rows of $\sum_c (p_c - 1\{y = c\})^2$.
 
     The sum runs over all classes, so the score lies in [0, 2] and for two classes is twice the
     one-column score.

@@ -1,11 +1,11 @@
-"""Telling wrong from right predictions, and out-of-distribution from known inputs, by a score.
+"""Detection of wrong predictions, and of out-of-distribution inputs, by a score.
 
-A higher score means "positive": wrong, or out of distribution. Give an uncertainty (entropy, mutual
+A higher score means "positive": wrong, or out of distribution. Pass an uncertainty (entropy, mutual
 information) as it is and a confidence negated. All areas use the full order of the scores: ties
-count one half in `auroc` and enter the curves together. Where a group is empty the result is NaN.
+count one half in `auroc` and enter the curves together. If a group is empty, the result is NaN.
 `aupr`, `fpr95` and `roc_curve` take the arguments of `auroc`.
 
-scikit-learn has these too; here they take infinite scores, are NaN without a warning where they are
+scikit-learn has these too; here they accept infinite scores, are NaN without a warning where
 undefined, and `auroc` is exact for any number of scores.
 """
 
@@ -33,7 +33,7 @@ class RocCurve(NamedTuple):
 
 
 def auroc(scores_negative: Tensor, scores_positive: Tensor) -> float:
-    """Area under the ROC curve: how often a positive scores above a negative, ties one half.
+    """Compute the area under the ROC curve: how often a positive scores above a negative, ties one half.
 
     Args:
         scores_negative: Scores (N,) of the negatives, such as entropy in distribution.
@@ -55,7 +55,7 @@ def auroc(scores_negative: Tensor, scores_positive: Tensor) -> float:
 
 
 def roc_curve(scores_negative: Tensor, scores_positive: Tensor) -> RocCurve:
-    """ROC curve points for plotting; the rates of an empty group are NaN.
+    """Compute the points of the ROC curve for plotting; the rates of an empty group are NaN.
 
     Example:
         >>> import torch
@@ -69,7 +69,7 @@ def roc_curve(scores_negative: Tensor, scores_positive: Tensor) -> RocCurve:
 
 
 def aupr(scores_negative: Tensor, scores_positive: Tensor) -> float:
-    """Area under the precision-recall curve of the positives, as average precision.
+    """Compute the area under the precision-recall curve of the positives, as average precision.
 
     Example:
         >>> import torch
@@ -85,7 +85,7 @@ def aupr(scores_negative: Tensor, scores_positive: Tensor) -> float:
 
 
 def fpr95(scores_negative: Tensor, scores_positive: Tensor) -> float:
-    """False-positive rate at the highest threshold that detects at least 95 % of the positives.
+    """Compute the false-positive rate at the highest threshold with at least 95 % of the positives detected.
 
     Example:
         >>> import torch
@@ -100,12 +100,12 @@ def fpr95(scores_negative: Tensor, scores_positive: Tensor) -> float:
 
 
 def auroc_misclassification(probs: Tensor, targets: Tensor, by_entropy: bool = False) -> float:
-    """AUROC of finding wrong predictions by low maximum probability (Hendrycks and Gimpel 2017).
+    """Compute the AUROC of detecting errors by low maximum probability (Hendrycks and Gimpel 2017).
 
     Args:
         probs: Class probabilities (N, C).
         targets: Integer labels (N,).
-        by_entropy: Find them by high entropy instead.
+        by_entropy: Whether to detect them by high entropy instead.
 
     Returns:
         The area, or NaN if all predictions are right or all are wrong.
@@ -117,8 +117,8 @@ def auroc_misclassification(probs: Tensor, targets: Tensor, by_entropy: bool = F
     """
     probs, targets = _inputs.labelled(probs, targets)
     right = correct(probs, targets)
-    doubt = entropy(probs) if by_entropy else -confidence(probs)
-    return auroc(doubt[right], doubt[~right])
+    uncertainty = entropy(probs) if by_entropy else -confidence(probs)
+    return auroc(uncertainty[right], uncertainty[~right])
 
 
 def _groups(scores_negative: Tensor, scores_positive: Tensor) -> tuple[Tensor, Tensor]:

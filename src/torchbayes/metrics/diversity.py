@@ -1,4 +1,4 @@
-"""How differently several networks err: double and multiple faults.
+"""Diversity of the errors of several networks: double and multiple faults.
 
 References:
     Giacinto and Roli, "Design of effective neural network ensembles for image classification purposes",
@@ -18,13 +18,13 @@ __all__ = ["double_fault", "fault_counts"]
 
 
 def fault_counts(predictions: Tensor, targets: Tensor) -> list[int]:
-    """How many examples are misclassified by exactly 0, 1, …, M of M networks.
+    """Count the examples that exactly 0, 1, …, M of M networks misclassify.
 
-    Many examples in the middle mean diverse networks; many at the end mean that they err together.
+    Many examples in the middle mean diverse networks; many at the end mean correlated errors.
 
     Args:
-        predictions: The predicted classes, (networks, examples).
-        targets: The true classes, (examples,).
+        predictions: Predicted classes, (networks, examples).
+        targets: True classes, (examples,).
 
     Returns:
         M + 1 counts that sum to the number of examples.
@@ -39,11 +39,11 @@ def fault_counts(predictions: Tensor, targets: Tensor) -> list[int]:
 
 
 def double_fault(predictions: Tensor, targets: Tensor) -> float:
-    """The share of examples that two networks misclassify together, averaged over all pairs.
+    """Compute the fraction of examples that both of two networks misclassify, averaged over all pairs.
 
     Args:
-        predictions: The predicted classes, (networks, examples), of two networks or more.
-        targets: The true classes, (examples,).
+        predictions: Predicted classes, (networks, examples), of two networks or more.
+        targets: True classes, (examples,).
 
     Example:
         >>> double_fault(torch.tensor([[0, 1, 1, 0], [0, 0, 1, 0]]), torch.tensor([0, 1, 0, 0]))

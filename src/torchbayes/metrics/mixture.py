@@ -1,7 +1,7 @@
-"""Equal-weight mixtures, one component a draw: the density and the quantiles of a prediction.
+"""Density and quantiles of equal-weight mixtures, one component per draw.
 
-The predictions themselves (`torchbayes.predict`) use these too: a mixture's formula stands here once, where
-nothing else of the library is imported.
+The predictions themselves (`torchbayes.predict`) use these too: the formulas stand here once, in a module
+that imports nothing else of the library.
 """
 
 import math
@@ -14,7 +14,7 @@ _HALVINGS = 60
 
 
 def mixture_log_prob(each: Tensor) -> Tensor:
-    """Return the mixture's log-density (...) of the components' (S, ...)."""
+    """Return the mixture's log-density (...), given the components' (S, ...)."""
     return each.logsumexp(0) - math.log(len(each))
 
 
@@ -23,8 +23,8 @@ def mixture_quantile(q: float, each: Tensor, cdf: Callable[[Tensor], Tensor]) ->
 
     Args:
         q: Probability below the result.
-        each: The components' quantiles (S, ...); the mixture's lies between them.
-        cdf: Gives the components' distribution functions (S, ...) at values (...).
+        each: Quantiles of the components (S, ...); the mixture's lies between them.
+        cdf: Returns the components' distribution functions (S, ...) at values (...).
     """
     if not 0 < q < 1:
         raise ValueError(

@@ -1,8 +1,8 @@
-r"""Scores of a regression predictive: an equal-weight mixture of Gaussians, one a draw.
+r"""Scores of a regression predictive: an equal-weight mixture of Gaussians, one per draw.
 
 `means` and `stds` have the draws along dimension 0, (S, N) or (S, N, D) for `targets` (N,) or
 (N, D); `stds` may be anything that broadcasts to `means`, such as one fixed noise level. Scores
-are means over all numbers in `targets`: several outputs are scored one by one, by their marginal
+are means over all numbers in `targets`: several outputs are scored separately, by their marginal
 distributions.
 
 The continuous ranked probability score is $\int (F(x) - 1\{x \ge y\})^2 dx$. With
@@ -23,7 +23,7 @@ from torchbayes.metrics.mixture import mixture_log_prob, mixture_quantile
 
 
 def rmse(mean: Tensor, targets: Tensor) -> float:
-    """Root of the mean squared error.
+    """Compute the root mean squared error.
 
     Args:
         mean: Predicted means, of the shape of `targets`.
@@ -43,7 +43,7 @@ def rmse(mean: Tensor, targets: Tensor) -> float:
 
 
 def gaussian_mixture_nll(means: Tensor, stds: Tensor, targets: Tensor) -> float:
-    """Mean negative log-density of the targets under the mixture, in nats.
+    """Compute the mean negative log-density of the targets under the mixture, in nats.
 
     Args:
         means: Component means (S, ...).
@@ -66,7 +66,7 @@ def gaussian_mixture_nll(means: Tensor, stds: Tensor, targets: Tensor) -> float:
 
 
 def gaussian_crps(mean: Tensor, std: Tensor, targets: Tensor) -> float:
-    """Mean CRPS of one Gaussian an example, in closed form; lower is better.
+    """Compute the mean CRPS of one Gaussian per example, in closed form; lower is better.
 
     Args:
         mean: Predicted means, of the shape of `targets`.
@@ -85,7 +85,7 @@ def gaussian_crps(mean: Tensor, std: Tensor, targets: Tensor) -> float:
 
 
 def gaussian_mixture_crps(means: Tensor, stds: Tensor, targets: Tensor) -> float:
-    """Mean CRPS of the mixture, in closed form; time grows with the square of S.
+    """Compute the mean CRPS of the mixture, in closed form; time grows with the square of S.
 
     Args:
         means: Component means (S, ...).
@@ -101,7 +101,7 @@ def gaussian_mixture_crps(means: Tensor, stds: Tensor, targets: Tensor) -> float
     draws = len(means)
     error = _expected_distance(targets - means, stds).mean(dim=0)
     variances = stds.square()
-    # The pairs i = j are 2 sigma_i / sqrt(pi); the others are counted once and stand for two. The
+    # The pairs i = j contribute 2 sigma_i / sqrt(pi); the others are computed once and count twice. The
     # loop runs over draws because all S * S * N pairs at once need not fit in memory.
     spread = (2 / math.sqrt(math.pi)) * stds.sum(dim=0)
     for i in range(draws - 1):
@@ -111,7 +111,7 @@ def gaussian_mixture_crps(means: Tensor, stds: Tensor, targets: Tensor) -> float
 
 
 def gaussian_mixture_quantile(means: Tensor, stds: Tensor, q: float) -> Tensor:
-    """Quantile of each mixture (...).
+    """Compute the quantile of each mixture (...).
 
     Args:
         means: Component means (S, ...).
@@ -134,7 +134,7 @@ def gaussian_mixture_quantile(means: Tensor, stds: Tensor, q: float) -> Tensor:
 
 
 def interval_coverage(lower: Tensor, upper: Tensor, targets: Tensor) -> float:
-    """Fraction of targets inside their interval, ends included.
+    """Compute the fraction of targets inside their interval, ends included.
 
     Args:
         lower: Lower ends, of the shape of `targets`.
@@ -153,7 +153,7 @@ def interval_coverage(lower: Tensor, upper: Tensor, targets: Tensor) -> float:
 
 
 def interval_width(lower: Tensor, upper: Tensor) -> float:
-    """Mean width of intervals.
+    """Compute the mean width of intervals.
 
     Args:
         lower: Lower ends.
@@ -183,7 +183,7 @@ def _components(means: Tensor, stds: Tensor) -> tuple[Tensor, Tensor]:
     except RuntimeError:
         raise ValueError(
             f"stds has shape {tuple(stds.shape)}, expected one that broadcasts to that of means, "
-            f"{tuple(means.shape)}: give one standard deviation a mean"
+            f"{tuple(means.shape)}: give one standard deviation per mean"
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""The tables of scores that results.json holds, under its keys."""
+"""The tables of scores in results.json, under its keys."""
 
 from torch import Tensor
 
@@ -25,12 +25,12 @@ def classification_scores(
     ood_probs: Tensor | None = None,
     ood_mutual_information: Tensor | None = None,
 ) -> dict[str, float]:
-    """All scores of a classifier.
+    """Compute all scores of a classifier.
 
-    Calibration errors use 15 bins. With `ood_probs` come the detection scores: `auroc_ood` and
-    `fpr95_ood` by entropy, `auroc_ood_confidence` by low maximum probability, and
-    `auroc_ood_mutual_information`, which is NaN without mutual information. NaN is also the AUROC
-    of misclassification if all predictions are right or all are wrong.
+    Calibration errors use 15 bins. `ood_probs` adds the detection scores: `auroc_ood` and `fpr95_ood`
+    by entropy, `auroc_ood_confidence` by low maximum probability, and `auroc_ood_mutual_information`,
+    which is NaN without mutual information. The AUROC of misclassification is NaN if all predictions
+    are right or all are wrong.
 
     Args:
         probs: Class probabilities (N, C).
@@ -48,7 +48,7 @@ def classification_scores(
         (0.5, 1.0, 1.0)
     """
     probs, targets = _inputs.labelled(probs, targets)
-    right, sure, doubt = correct(probs, targets), confidence(probs), entropy(probs)
+    right, sure, uncertain = correct(probs, targets), confidence(probs), entropy(probs)
     curve = binned(probs, right, bins=15, equal_mass=False)
     table = {
         "accuracy": accuracy(probs, targets),
@@ -58,7 +58,7 @@ def classification_scores(
         "mce": largest_gap(curve),
         "brier": brier(probs, targets),
         "auroc_misclassification": auroc(-sure[right], -sure[~right]),
-        "auroc_misclassification_entropy": auroc(doubt[right], doubt[~right]),
+        "auroc_misclassification_entropy": auroc(uncertain[right], uncertain[~right]),
         "aurc": aurc(sure, right),
     }
     known = _per_example(mutual_information, "mutual_information", probs)
@@ -80,18 +80,18 @@ def classification_scores(
             "only one of mutual_information and ood_mutual_information is given, expected both or "
             "neither beside ood_probs"
         )
-    ood_doubt = entropy(ood_probs)
-    table["auroc_ood"] = auroc(doubt, ood_doubt)
+    ood_uncertain = entropy(ood_probs)
+    table["auroc_ood"] = auroc(uncertain, ood_uncertain)
     table["auroc_ood_mutual_information"] = (
         float("nan") if known is None or foreign is None else auroc(known, foreign)
     )
     table["auroc_ood_confidence"] = auroc(-sure, -confidence(ood_probs))
-    table["fpr95_ood"] = fpr95(doubt, ood_doubt)
+    table["fpr95_ood"] = fpr95(uncertain, ood_uncertain)
     return table
 
 
 def probability_scores(probs: Tensor, targets: Tensor) -> dict[str, float]:
-    """The scores that damaged images and recalibration are judged by: accuracy, NLL and ECE."""
+    """Compute the scores for corrupted images and recalibration: accuracy, NLL and ECE."""
     return {
         "accuracy": accuracy(probs, targets),
         "nll": nll(probs, targets),
@@ -100,7 +100,7 @@ def probability_scores(probs: Tensor, targets: Tensor) -> dict[str, float]:
 
 
 def regression_scores(means: Tensor, stds: Tensor, targets: Tensor) -> dict[str, float]:
-    """All scores of a regression predictive, an equal-weight mixture of Gaussians over draws.
+    """Compute all scores of a regression predictive, an equal-weight mixture of Gaussians over draws.
 
     `rmse` is that of the mixture's mean; `coverage95` and `width95` are of the central
     interval between its 2.5 % and 97.5 % quantiles, and likewise for 50 and 90 %.
@@ -131,7 +131,7 @@ def regression_scores(means: Tensor, stds: Tensor, targets: Tensor) -> dict[str,
 
 
 def _per_example(values: Tensor | None, name: str, probs: Tensor) -> Tensor | None:
-    """Return scores checked to be one for each row of `probs`."""
+    """Return `values` checked to have one score for each row of `probs`."""
     if values is None:
         return None
     values = _inputs.scores(values, name)

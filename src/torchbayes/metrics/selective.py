@@ -1,8 +1,8 @@
-"""Selective prediction: the error rate that remains if the least confident predictions are refused.
+"""Selective prediction: the error rate left after rejecting the least confident predictions.
 
 Risk-coverage curves and their area as in Geifman, Uziel and El-Yaniv (2019, arXiv:1805.08206).
-Among equally confident examples every order is as good as another, so each counts with the mean
-error of its tie: the curve is exactly the expectation over a random order of the tied examples, and
+Equally confident examples have no preferred order, so each counts with the mean error of its tie:
+the curve is exactly the expectation over a random order of the tied examples, and
 does not depend on the order of rows.
 """
 
@@ -27,10 +27,10 @@ class RiskCoverage(NamedTuple):
 
 
 def risk_coverage(confidence: Tensor, correct: Tensor) -> RiskCoverage:
-    """Risk-coverage curve; ties as the module says.
+    """Compute the risk-coverage curve, with ties handled as the module describes.
 
     Args:
-        confidence: A score (N,), higher where the prediction is surer; negate an uncertainty.
+        confidence: A score (N,), higher for more certain predictions; negate an uncertainty.
         correct: Whether each prediction is right (N,): bool, or 0 and 1.
 
     Example:
@@ -57,9 +57,9 @@ def risk_coverage(confidence: Tensor, correct: Tensor) -> RiskCoverage:
 
 
 def aurc(confidence: Tensor, correct: Tensor) -> float:
-    """Area under the risk-coverage curve: the mean risk over the N coverages; lower is better.
+    """Compute the area under the risk-coverage curve: mean risk over the N coverages; lower is better.
 
-    Takes what `risk_coverage` takes.
+    The arguments are those of `risk_coverage`.
 
     Example:
         >>> import torch
@@ -70,9 +70,9 @@ def aurc(confidence: Tensor, correct: Tensor) -> float:
 
 
 def excess_aurc(confidence: Tensor, correct: Tensor) -> float:
-    """E-AURC: `aurc` less that of the best order of the same predictions, all right ones first.
+    """Compute the E-AURC: `aurc` minus that of the best order of the predictions, right ones first.
 
-    Takes what `risk_coverage` takes.
+    The arguments are those of `risk_coverage`.
 
     Example:
         >>> import torch

@@ -1,10 +1,9 @@
 """Plain networks to make Bayesian: nothing in them knows about posteriors.
 
-Constructors are functions (``lenet5(num_classes=10, in_channels=1, image_size=28)``); the registry
-:data:`MODELS` has the same under the names that the command line uses, and :func:`build_model`
-builds one of them for data of a given shape. No constructor draws from anything but torch's global
-generator, so ``torch.manual_seed`` fixes the initial weights. Activations are never in place, so
-that backward hooks on any layer work.
+Constructors are functions (`lenet5(num_classes=10, in_channels=1, image_size=28)`); the registry
+`MODELS` lists them under their command-line names, and `build_model` builds one for data of a given
+shape. Constructors draw only from torch's global generator, so `torch.manual_seed` fixes the
+initial weights. Activations are never in place, so that backward hooks on any layer work.
 """
 
 from __future__ import annotations
@@ -57,13 +56,13 @@ __all__ = [
 
 @dataclass(frozen=True)
 class ModelEntry:
-    """A model of the registry.
+    """An entry of the model registry.
 
     Attributes:
-        name: The name on the command line.
-        build: The constructor; takes keyword arguments.
-        summary: What it is, in one line.
-        source: Where it was published.
+        name: Name on the command line.
+        build: Constructor; takes keyword arguments.
+        summary: One-line description.
+        source: Publication.
     """
 
     name: str
@@ -128,42 +127,36 @@ MODELS: dict[str, ModelEntry] = {
 _FROM_DATA = ("in_features", "in_channels", "image_size", "num_classes")
 
 
-def _suggest(word: str, candidates: list[str]) -> str:
-    """Return "did you mean" with the nearest candidate, or the list where none is near."""
-    near = difflib.get_close_matches(word.lower(), candidates, n=1)
-    if near:
-        return f"did you mean {near[0]!r}?"
-    return f"choose from: {', '.join(candidates)}."
-
-
 def build_model(
     name: str, *, input_shape: tuple[int, ...], num_classes: int, **options: Any
 ) -> nn.Module:
     """Build a registered model for data of a given shape.
 
     Args:
-        name: A key of :data:`MODELS`.
+        name: A key of `MODELS`.
         input_shape: Shape of one example without the batch dimension: (channels, height, width)
-            for images, any shape for ``mlp``.
-        num_classes: Number of classes, or of targets in a regression.
-        **options: The constructor's other arguments, such as ``hidden`` of ``mlp``.
+            for images, any shape for `mlp`.
+        num_classes: Number of classes, or of regression targets.
+        **options: Other arguments of the constructor, such as `hidden` of `mlp`.
 
     Returns:
         The network.
 
     Raises:
         ValueError: If the name or an option is unknown (the nearest known one is suggested), or
-            the model cannot take data of this shape.
+            the model does not support data of this shape.
 
     Example:
         >>> build_model("mlp", input_shape=(1, 8, 8), num_classes=10, hidden=(32,)).in_features
         64
         >>> build_model("lenet", input_shape=(1, 28, 28), num_classes=10)
         Traceback (most recent call last):
-        ValueError: Unknown model 'lenet': did you mean 'lenet5'?
+        ValueError: unknown model 'lenet': did you mean 'lenet5'?
     """
     if name not in MODELS:
-        raise ValueError(f"Unknown model {name!r}: {_suggest(name, list(MODELS))}")
+        near = difflib.get_close_matches(name.lower(), MODELS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(MODELS)}"
+        raise ValueError(f"unknown model {name!r}: {hint}")
     build = MODELS[name].build
     accepted = list(inspect.signature(build).parameters)
     known = [argument for argument in accepted if argument not in _FROM_DATA]
@@ -171,8 +164,8 @@ def build_model(
         if option not in known:
             valid = f"its options are {', '.join(known)}" if known else "it has none"
             near = difflib.get_close_matches(option, known, n=1)
-            hint = f", did you mean {near[0]!r}?" if near else "."
-            raise ValueError(f"Model {name!r} has no option {option!r} ({valid}){hint}")
+            hint = f", did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"model {name!r} has no option {option!r} ({valid}){hint}")
     for size in input_shape:
         require_positive(**{"every size in input_shape": size})
     data: dict[str, Any] = {"num_classes": num_classes}
@@ -184,7 +177,7 @@ def build_model(
             data["image_size"] = (input_shape[1], input_shape[2])
     else:
         raise ValueError(
-            f"Model {name!r} takes images of shape (channels, height, width), got input_shape "
-            f"{tuple(input_shape)}; use 'mlp' for other data."
+            f"model {name!r} takes images of shape (channels, height, width), got input_shape "
+            f"{tuple(input_shape)}: use 'mlp' for other data"
         )
     return build(**data, **options)

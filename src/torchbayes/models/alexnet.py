@@ -14,7 +14,7 @@ from ._input import require_images, require_positive
 
 
 class AlexNet(nn.Module):
-    """Five convolutions and a linear layer; see :func:`alexnet`."""
+    """Five convolutions and a linear layer; see `alexnet`."""
 
     def __init__(self, num_classes: int, in_channels: int) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class AlexNet(nn.Module):
         """Return the logits of a batch of images."""
         require_images(images, self.in_channels)
         # At 32×32 every pooling divides evenly and leaves one pixel, as in the original. Rounding
-        # up and averaging change nothing there and let 28×28 and larger images through.
+        # up and averaging change nothing there and admit 28×28 and larger images.
         x = F.max_pool2d(F.relu(self.conv1(images)), 2, ceil_mode=True)
         x = F.max_pool2d(F.relu(self.conv2(x)), 2, ceil_mode=True)
         x = F.relu(self.conv3(x))
@@ -44,7 +44,7 @@ class AlexNet(nn.Module):
 def alexnet(num_classes: int = 10, in_channels: int = 3) -> AlexNet:
     """Build AlexNet for small images: conv 64-192-384-256-256 and one linear layer.
 
-    Weights have torch's own initialisation, as in the VOGN experiments.
+    Weights keep torch's default initialisation, as in the VOGN experiments.
 
     Args:
         num_classes: Number of classes.

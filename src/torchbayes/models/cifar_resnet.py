@@ -1,8 +1,8 @@
-"""The thin residual networks that He et al. train on CIFAR: ResNet-20 and ResNet-56.
+"""The thin residual networks of He et al. for CIFAR: ResNet-20 and ResNet-56, and a ResNet-8.
 
 Shortcuts are the paper's option A for CIFAR: identity, subsampled and padded with zero channels
-where the shape changes, so a shortcut has no parameters (option B would add 2,752 to the count of
-the default width).
+where the shape changes, so a shortcut has no parameters (option B would add 2,752 at the default
+width).
 
 References:
     He et al., "Deep residual learning for image recognition", CVPR 2016, section 4.2.
@@ -12,12 +12,13 @@ References:
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ._init import kaiming_fan_out_
-from ._input import require_images, require_positive
+from ._residual import ResidualNetwork, kaiming_fan_out_
 
 
 class CifarBlock(nn.Module):
@@ -43,29 +44,18 @@ class CifarBlock(nn.Module):
         return F.relu(branch + shortcut)
 
 
-class CifarResNet(nn.Module):
+class CifarResNet(ResidualNetwork):
     """A 3×3 convolution, three stages of blocks, average pooling and a linear layer."""
 
     def __init__(
         self, depth: int, num_classes: int, in_channels: int, width: int, batch_norm: bool
     ) -> None:
-        super().__init__()
-        require_positive(num_classes=num_classes, in_channels=in_channels, width=width)
-        self.in_channels = in_channels
+        super().__init__(num_classes, in_channels, width=width)
         self.conv1 = nn.Conv2d(in_channels, width, 3, padding=1, bias=not batch_norm)
         self.bn1 = nn.BatchNorm2d(width) if batch_norm else nn.Identity()
-        per_stage = (depth - 2) // 6
-        channels = width
-        stages: list[nn.Sequential] = []
-        for stage in range(3):
-            blocks: list[nn.Module] = []
-            for index in range(per_stage):
-                stride = 2 if index == 0 and stage > 0 else 1
-                blocks.append(CifarBlock(channels, width * 2**stage, stride, batch_norm))
-                channels = width * 2**stage
-            stages.append(nn.Sequential(*blocks))
-        self.layer1, self.layer2, self.layer3 = stages
-        self.fc = nn.Linear(channels, num_classes)
+        depths = ((depth - 2) // 6,) * 3
+        block = partial(CifarBlock, batch_norm=batch_norm)
+        self.fc = nn.Linear(self.add_stages(block, width, width, depths), num_classes)
         kaiming_fan_out_(self)
         if not batch_norm:
             # Every He-initialised branch doubles the variance of the stream; scaled by L^(-1/2)
@@ -73,21 +63,13 @@ class CifarResNet(nn.Module):
             with torch.no_grad():
                 for module in self.modules():
                     if isinstance(module, CifarBlock):
-                        module.conv2.weight.mul_((3 * per_stage) ** -0.5)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Return the logits of a batch of images."""
-        require_images(images, self.in_channels)
-        x = F.relu(self.bn1(self.conv1(images)))
-        x = self.layer3(self.layer2(self.layer1(x)))
-        logits: Tensor = self.fc(F.adaptive_avg_pool2d(x, 1).flatten(1))
-        return logits
+                        module.conv2.weight.mul_(sum(depths) ** -0.5)
 
 
 def resnet8(
     num_classes: int = 10, in_channels: int = 3, width: int = 16, batch_norm: bool = True
 ) -> CifarResNet:
-    """Build the smallest network of this kind; arguments and initialisation as :func:`resnet20`.
+    """Build ResNet-8, the smallest of this family; arguments and initialisation as `resnet20`.
 
     Example:
         >>> import torch
@@ -102,7 +84,7 @@ def resnet20(
 ) -> CifarResNet:
     """Build the ResNet-20 of He et al. for small images.
 
-    Convolutions start from N(0, 2 / fan_out), the linear layer as torch has it.
+    Convolutions start from N(0, 2 / fan_out), the linear layer from torch's default.
 
     Args:
         num_classes: Number of classes.
@@ -125,7 +107,7 @@ def resnet20(
 def resnet56(
     num_classes: int = 10, in_channels: int = 3, width: int = 16, batch_norm: bool = True
 ) -> CifarResNet:
-    """Build the ResNet-56 of He et al.; arguments and initialisation as :func:`resnet20`.
+    """Build the ResNet-56 of He et al.; arguments and initialisation as `resnet20`.
 
     Example:
         >>> import torch

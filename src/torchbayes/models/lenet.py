@@ -14,17 +14,17 @@ from ._input import require_images, require_positive
 
 
 class LeNet5(nn.Module):
-    """Two 5×5 convolutions and three linear layers; see :func:`lenet5`."""
+    """Two 5×5 convolutions and three linear layers; see `lenet5`."""
 
     def __init__(self, num_classes: int, in_channels: int, image_size: tuple[int, int]) -> None:
         super().__init__()
         require_positive(num_classes=num_classes, in_channels=in_channels)
-        # Each unpadded 5×5 convolution takes 4 pixels, each pooling halves what is left.
+        # Each unpadded 5×5 convolution removes 4 pixels, each pooling halves the rest.
         height, width = (((size - 4) // 2 - 4) // 2 for size in image_size)
         if height < 1 or width < 1:
             raise ValueError(
-                f"lenet5 needs images of at least 16×16 pixels, got image_size={image_size}; "
-                "use mlp for smaller ones."
+                f"lenet5 needs images of at least 16×16 pixels, got image_size={image_size}: "
+                "use mlp for smaller ones"
             )
         self.in_channels = in_channels
         self.image_size = image_size
@@ -39,8 +39,8 @@ class LeNet5(nn.Module):
         require_images(images, self.in_channels)
         if tuple(images.shape[2:]) != self.image_size:
             raise ValueError(
-                f"This lenet5 takes images of {self.image_size} pixels, got "
-                f"{tuple(images.shape[2:])}; build it with that image_size."
+                f"this lenet5 takes images of {self.image_size} pixels, got "
+                f"{tuple(images.shape[2:])}: build it with that image_size"
             )
         x = F.max_pool2d(F.relu(self.conv1(images)), 2)
         x = F.max_pool2d(F.relu(self.conv2(x)), 2)
@@ -53,9 +53,9 @@ class LeNet5(nn.Module):
 def lenet5(
     num_classes: int = 10, in_channels: int = 3, image_size: int | tuple[int, int] = 32
 ) -> LeNet5:
-    """Build LeNet-5: conv 6 and 16 (5×5, unpadded), linear 120, 84 and ``num_classes``.
+    """Build LeNet-5: conv 6 and 16 (5×5, unpadded), linear 120, 84 and `num_classes`.
 
-    Weights have torch's own initialisation, as in the VOGN experiments.
+    Weights keep torch's default initialisation, as in the VOGN experiments.
 
     Args:
         num_classes: Number of classes.
@@ -72,5 +72,5 @@ def lenet5(
     """
     size = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
     if len(size) != 2:
-        raise ValueError(f"image_size must be one number or (height, width), got {image_size!r}.")
+        raise ValueError(f"image_size must be one number or (height, width), got {image_size!r}")
     return LeNet5(num_classes, in_channels, (size[0], size[1]))

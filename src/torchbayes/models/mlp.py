@@ -16,13 +16,13 @@ from ._input import require_positive
 
 
 class MLP(nn.Module):
-    """Linear layers with ReLU between them; see :func:`mlp`."""
+    """Linear layers with ReLU between them; see `mlp`."""
 
     def __init__(self, in_features: int, num_classes: int, hidden: Sequence[int]) -> None:
         super().__init__()
         require_positive(in_features=in_features, num_classes=num_classes)
         if isinstance(hidden, int | str):
-            raise ValueError(f"hidden must be a sequence such as (100, 100), got {hidden!r}.")
+            raise ValueError(f"hidden must be a sequence such as (100, 100), got {hidden!r}")
         for width in hidden:
             require_positive(**{"every width in hidden": width})
         self.in_features = in_features
@@ -33,11 +33,11 @@ class MLP(nn.Module):
         self.layers = nn.Sequential(*layers, nn.Linear(widths[-1], num_classes))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return one row of outputs for each example of ``inputs``, flattened."""
+        """Flatten each example and return one row of outputs for it."""
         if inputs.dim() < 2 or math.prod(inputs.shape[1:]) != self.in_features:
             raise ValueError(
-                f"Expected a batch of examples of {self.in_features} values each, got shape "
-                f"{tuple(inputs.shape)}; reshape it or build the model with another in_features."
+                f"expected a batch of examples of {self.in_features} values each, got shape "
+                f"{tuple(inputs.shape)}: reshape it or build the model with another in_features"
             )
         outputs: Tensor = self.layers(inputs.flatten(1))
         return outputs
@@ -46,12 +46,12 @@ class MLP(nn.Module):
 def mlp(in_features: int, num_classes: int = 10, hidden: Sequence[int] = (1200, 1200)) -> MLP:
     """Build a fully connected ReLU network.
 
-    Weights have torch's own initialisation, U(±1/√fan_in).
+    Weights keep torch's default initialisation, U(±1/√fan_in).
 
     Args:
         in_features: Values per example; inputs of any shape are flattened.
-        num_classes: Number of outputs: classes, or targets in a regression.
-        hidden: Widths of the hidden layers; ``()`` gives a linear model.
+        num_classes: Number of outputs: classes or regression targets.
+        hidden: Widths of the hidden layers; `()` gives a linear model.
 
     Returns:
         The network.

@@ -10,8 +10,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ._init import kaiming_fan_out_
-from ._input import require_images, require_positive
+from ._residual import ResidualNetwork, kaiming_fan_out_
 
 
 class PyramidBlock(nn.Module):
@@ -37,47 +36,41 @@ class PyramidBlock(nn.Module):
         return result
 
 
-class PyramidNet(nn.Module):
+class PyramidNet(ResidualNetwork):
     """A 3×3 convolution, three stages of widening blocks, BN-ReLU and a linear layer."""
 
     def __init__(self, depth: int, alpha: int, num_classes: int, in_channels: int) -> None:
-        super().__init__()
-        require_positive(num_classes=num_classes, in_channels=in_channels)
-        self.in_channels = in_channels
+        super().__init__(num_classes, in_channels)
         self.conv1 = nn.Conv2d(in_channels, 16, 3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(16)
+        self.stages = 3
         per_stage = (depth - 2) // 6
-        total = 3 * per_stage
-        widths = [round(16 + alpha * index / total) for index in range(total + 1)]
-        blocks = [
-            PyramidBlock(
-                widths[index],
-                widths[index + 1],
-                stride=2 if index in (per_stage, 2 * per_stage) else 1,
-            )
-            for index in range(total)
-        ]
-        self.layer1 = nn.Sequential(*blocks[:per_stage])
-        self.layer2 = nn.Sequential(*blocks[per_stage : 2 * per_stage])
-        self.layer3 = nn.Sequential(*blocks[2 * per_stage :])
+        widths = [round(16 + alpha * index / (3 * per_stage)) for index in range(3 * per_stage + 1)]
+        for stage in range(3):
+            first = stage * per_stage
+            blocks = [
+                PyramidBlock(widths[index], widths[index + 1], 2 if index == first > 0 else 1)
+                for index in range(first, first + per_stage)
+            ]
+            self.add_module(f"layer{stage + 1}", nn.Sequential(*blocks))
         self.bn_final = nn.BatchNorm2d(widths[-1])
         self.fc = nn.Linear(widths[-1], num_classes)
         kaiming_fan_out_(self)
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Return the logits of a batch of images."""
-        require_images(images, self.in_channels)
-        x = self.bn1(self.conv1(images))
-        x = self.layer3(self.layer2(self.layer1(x)))
-        x = F.relu(self.bn_final(x))
-        logits: Tensor = self.fc(F.adaptive_avg_pool2d(x, 1).flatten(1))
-        return logits
+    def stem(self, images: Tensor) -> Tensor:
+        """Apply the convolution and its batch norm, without an activation."""
+        x: Tensor = self.bn1(self.conv1(images))
+        return x
+
+    def activate(self, features: Tensor) -> Tensor:
+        """Apply the final BN-ReLU."""
+        return F.relu(self.bn_final(features))
 
 
 def pyramidnet110_a48(num_classes: int = 10, in_channels: int = 3) -> PyramidNet:
     """Build PyramidNet-110 with widening factor α = 48: from 16 to 64 channels in 54 blocks.
 
-    Convolutions start from N(0, 2 / fan_out), the linear layer as torch has it.
+    Convolutions start from N(0, 2 / fan_out), the linear layer from torch's default.
 
     Args:
         num_classes: Number of classes.

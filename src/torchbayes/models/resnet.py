@@ -2,7 +2,7 @@
 
 Parameter names are torchvision's, so that its checkpoints load. The VOGN paper trains ResNet-18 on
 CIFAR-10 with the ImageNet stem, which leaves a 1×1 map in the last stage and explains its
-comparatively low accuracy; the CIFAR stem is what most others mean by ResNet-18 on CIFAR.
+comparatively low accuracy; ResNet-18 on CIFAR usually means the CIFAR stem.
 
 References:
     He et al., "Deep residual learning for image recognition", CVPR 2016.
@@ -17,12 +17,11 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ._init import kaiming_fan_out_
-from ._input import require_images, require_positive
+from ._residual import ResidualNetwork, kaiming_fan_out_
 
 
 def _projection(in_channels: int, out_channels: int, stride: int) -> nn.Sequential | None:
-    """Return the 1×1 convolution and norm of a shortcut that changes shape, else ``None``."""
+    """Return the 1×1 convolution and norm of a shortcut that changes shape, else None."""
     if stride == 1 and in_channels == out_channels:
         return None
     return nn.Sequential(
@@ -72,30 +71,14 @@ class Bottleneck(nn.Module):
         return F.relu(branch + (x if self.downsample is None else self.downsample(x)))
 
 
-def _basic(in_channels: int, width: int, stride: int) -> BasicBlock:
-    return BasicBlock(in_channels, width, stride)
-
-
-def _bottleneck(in_channels: int, width: int, stride: int) -> Bottleneck:
-    return Bottleneck(in_channels, width, 4 * width, stride)
-
-
-class ResNet(nn.Module):
+class ResNet(ResidualNetwork):
     """A stem, four stages of residual blocks, average pooling and a linear layer."""
 
     def __init__(
-        self,
-        block: Callable[[int, int, int], BasicBlock | Bottleneck],
-        expansion: int,
-        depths: Sequence[int],
-        num_classes: int,
-        in_channels: int,
-        stem: str,
-        zero_init_residual: bool,
-    ) -> None:
-        super().__init__()
-        require_positive(num_classes=num_classes, in_channels=in_channels)
-        self.in_channels = in_channels
+        self, block: Callable[[int, int, int], BasicBlock | Bottleneck], width: int,
+        depths: Sequence[int], num_classes: int, in_channels: int, stem: str, zero_init_residual: bool,
+    ) -> None:  # fmt: skip
+        super().__init__(num_classes, in_channels)
         if stem == "imagenet":
             self.conv1 = nn.Conv2d(in_channels, 64, 7, stride=2, padding=3, bias=False)
             self.maxpool: nn.Module = nn.MaxPool2d(3, stride=2, padding=1)
@@ -103,19 +86,9 @@ class ResNet(nn.Module):
             self.conv1 = nn.Conv2d(in_channels, 64, 3, padding=1, bias=False)
             self.maxpool = nn.Identity()
         else:
-            raise ValueError(f"stem must be 'imagenet' or 'cifar', got {stem!r}.")
+            raise ValueError(f"stem must be 'imagenet' or 'cifar', got {stem!r}")
         self.bn1 = nn.BatchNorm2d(64)
-        channels = 64
-        stages: list[nn.Sequential] = []
-        for stage, depth in enumerate(depths):
-            width = 64 * 2**stage
-            blocks: list[nn.Module] = []
-            for index in range(depth):
-                blocks.append(block(channels, width, 2 if index == 0 and stage > 0 else 1))
-                channels = width * expansion
-            stages.append(nn.Sequential(*blocks))
-        self.layer1, self.layer2, self.layer3, self.layer4 = stages
-        self.fc = nn.Linear(channels, num_classes)
+        self.fc = nn.Linear(self.add_stages(block, 64, width, depths), num_classes)
         kaiming_fan_out_(self)
         if zero_init_residual:
             for module in self.modules():
@@ -124,13 +97,10 @@ class ResNet(nn.Module):
                 elif isinstance(module, BasicBlock):
                     nn.init.zeros_(module.bn2.weight)
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Return the logits of a batch of images."""
-        require_images(images, self.in_channels)
-        x = self.maxpool(F.relu(self.bn1(self.conv1(images))))
-        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
-        logits: Tensor = self.fc(F.adaptive_avg_pool2d(x, 1).flatten(1))
-        return logits
+    def stem(self, images: Tensor) -> Tensor:
+        """Apply the first convolution and the pooling."""
+        x: Tensor = self.maxpool(super().stem(images))
+        return x
 
 
 def resnet18(
@@ -141,13 +111,13 @@ def resnet18(
 ) -> ResNet:
     """Build ResNet-18.
 
-    Convolutions start from N(0, 2 / fan_out), the linear layer as torch has it.
+    Convolutions start from N(0, 2 / fan_out), the linear layer from torch's default.
 
     Args:
         num_classes: Number of classes.
         in_channels: Channels of the images.
-        stem: ``"imagenet"`` (7×7 stride 2, then 3×3 max pooling stride 2; also what the VOGN paper
-            uses on CIFAR) or ``"cifar"`` (3×3 stride 1).
+        stem: `"imagenet"` (7×7 stride 2, then 3×3 max pooling stride 2; also what the VOGN paper
+            uses on CIFAR) or `"cifar"` (3×3 stride 1).
         zero_init_residual: Start the last batch-norm scale of every block at 0, as the VOGN paper's
             Adam and SGD baselines do.
 
@@ -159,7 +129,7 @@ def resnet18(
         >>> resnet18(in_channels=1)(torch.zeros(2, 1, 28, 28)).shape
         torch.Size([2, 10])
     """
-    return ResNet(_basic, 1, (2, 2, 2, 2), num_classes, in_channels, stem, zero_init_residual)
+    return ResNet(BasicBlock, 64, (2, 2, 2, 2), num_classes, in_channels, stem, zero_init_residual)
 
 
 def resnet50(
@@ -167,7 +137,7 @@ def resnet50(
 ) -> ResNet:
     """Build ResNet-50 with the ImageNet stem and the stride on the 3×3 convolutions.
 
-    Arguments and initialisation are those of :func:`resnet18`.
+    Arguments and initialisation are those of `resnet18`.
 
     Example:
         >>> import torch
@@ -175,6 +145,9 @@ def resnet50(
         ...     resnet50(num_classes=1000)(torch.zeros(2, 3, 224, 224)).shape
         torch.Size([2, 1000])
     """
-    return ResNet(
-        _bottleneck, 4, (3, 4, 6, 3), num_classes, in_channels, "imagenet", zero_init_residual
-    )
+
+    def block(channels: int, out_channels: int, stride: int) -> Bottleneck:
+        return Bottleneck(channels, out_channels // 4, out_channels, stride)
+
+    depths = (3, 4, 6, 3)
+    return ResNet(block, 256, depths, num_classes, in_channels, "imagenet", zero_init_residual)

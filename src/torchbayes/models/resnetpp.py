@@ -1,22 +1,22 @@
 """ResNet++: residual networks that can be sampled, without batch norm.
 
 SELU in place of batch norm and ReLU, weight norm per output feature, and a simplified Fixup: the
-scales of the last layer of every residual branch start at a small constant.
+scales in the last layer of every residual branch start at a small constant.
 
 =========  ==========================  =========
 symbol     parameter name ends with    equation
 =========  ==========================  =========
-φ_s        ``scale``                   (12)
-φ_d        ``direction``               (12), (13)
+φ_s        `scale`                   (12)
+φ_d        `direction`               (12), (13)
 =========  ==========================  =========
 
 A weight is θ = φ_s φ_d / ‖φ_d‖, one scale and one direction for every output feature, in every
 convolution and in the last linear layer. Directions start uniform on the unit sphere (where the
-paper's prior (13) has its mode) and scales at 1, so a weight has variance 1 / fan_in as SELU wants.
+paper's prior (13) has its mode) and scales at 1, so a weight has variance 1 / fan_in as SELU requires.
 
 Decisions where the paper is silent: the small constant is 0.1 (with 0 the directions of that layer
 would have no gradient); convolutions have a bias, except the projection of a shortcut, whose output
-is added to one that has; a projection is used where the shape changes and only there.
+is added to one that has; a projection is used only where the shape changes.
 
 References:
     Heek and Kalchbrenner, "Bayesian inference for large scale image classification", 2019, sec. 4.
@@ -28,19 +28,20 @@ References:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ._input import require_images, require_positive
+from ._residual import ResidualNetwork
 
 
 class _WeightNorm(nn.Module):
-    """A layer whose weight is made of one scale and one direction per output feature.
+    """A layer whose weight combines one scale and one direction per output feature.
 
-    torch's own weight norm is not used: its fused kernel has no batching rule for ``vmap``, its
-    modules cannot be pickled, and its parameters are called ``original0`` and ``original1``.
+    torch's own weight norm is not used: its fused kernel has no batching rule for `vmap`, its
+    modules cannot be pickled, and its parameters are called `original0` and `original1`.
     """
 
     def __init__(self, shape: Sequence[int], bias: bool, scale: float) -> None:
@@ -62,23 +63,18 @@ class _WeightNorm(nn.Module):
 
 
 class WeightNormConv2d(_WeightNorm):
-    """A weight-normalised convolution that keeps the size of the image at stride 1."""
+    """A weight-normalised convolution that preserves the image size at stride 1."""
 
     def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: int,
-        stride: int = 1,
-        bias: bool = True,
-        scale: float = 1.0,
-    ) -> None:
+        self, in_channels: int, out_channels: int, kernel_size: int,
+        stride: int = 1, bias: bool = True, scale: float = 1.0,
+    ) -> None:  # fmt: skip
         super().__init__((out_channels, in_channels, kernel_size, kernel_size), bias, scale)
         self.stride = stride
         self.padding = kernel_size // 2
 
     def forward(self, x: Tensor) -> Tensor:
-        """Convolve ``x`` with the normalised weight."""
+        """Convolve `x` with the normalised weight."""
         return F.conv2d(x, self.weight, self.bias, self.stride, self.padding)
 
 
@@ -89,7 +85,7 @@ class WeightNormLinear(_WeightNorm):
         super().__init__((out_features, in_features), bias=True, scale=1.0)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Multiply ``x`` by the normalised weight."""
+        """Multiply `x` by the normalised weight."""
         return F.linear(x, self.weight, self.bias)
 
 
@@ -130,52 +126,39 @@ class BottleneckPP(nn.Module):
         return F.selu(branch + (x if self.shortcut is None else self.shortcut(x)))
 
 
-class ResNetPP(nn.Module):
+class ResNetPP(ResidualNetwork):
     """A stem, stages of residual blocks, average pooling and a linear layer."""
 
     def __init__(
-        self,
-        block: Callable[[int, int, int, float], BasicBlockPP | BottleneckPP],
-        expansion: int,
-        depths: Sequence[int],
-        stem_kernel: int,
-        num_classes: int,
-        in_channels: int,
-        width: int,
-        branch_scale: float,
-    ) -> None:
-        super().__init__()
-        require_positive(num_classes=num_classes, in_channels=in_channels, width=width)
-        self.in_channels = in_channels
+        self, block: Callable[[int, int, int], BasicBlockPP | BottleneckPP], expansion: int,
+        depths: Sequence[int], stem_kernel: int, num_classes: int, in_channels: int, width: int,
+    ) -> None:  # fmt: skip
+        super().__init__(num_classes, in_channels, width=width)
         small = stem_kernel == 3
         self.conv1 = WeightNormConv2d(in_channels, width, stem_kernel, stride=1 if small else 2)
         self.maxpool = nn.Identity() if small else nn.MaxPool2d(3, stride=2, padding=1)
-        channels = width
-        for stage, depth in enumerate(depths):
-            blocks: list[nn.Module] = []
-            for index in range(depth):
-                stride = 2 if index == 0 and stage > 0 else 1
-                blocks.append(block(channels, width * 2**stage, stride, branch_scale))
-                channels = width * 2**stage * expansion
-            self.add_module(f"layer{stage + 1}", nn.Sequential(*blocks))
-        self.stages = len(depths)
+        channels = self.add_stages(block, width, width * expansion, depths)
         self.fc = WeightNormLinear(channels, num_classes)
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Return the logits of a batch of images."""
-        require_images(images, self.in_channels)
-        x = self.maxpool(F.selu(self.conv1(images)))
-        for stage in range(self.stages):
-            x = self.get_submodule(f"layer{stage + 1}")(x)
-        logits: Tensor = self.fc(F.adaptive_avg_pool2d(x, 1).flatten(1))
-        return logits
+    def stem(self, images: Tensor) -> Tensor:
+        """Apply the first convolution and the pooling."""
+        x: Tensor = self.maxpool(F.selu(self.conv1(images)))
+        return x
+
+
+def _small(
+    depth: int, num_classes: int, in_channels: int, width: int, branch_scale: float
+) -> ResNetPP:
+    """Build a network of three stages of `depth` basic blocks with a 3×3 stem."""
+    block = partial(BasicBlockPP, branch_scale=branch_scale)
+    return ResNetPP(block, 1, (depth,) * 3, 3, num_classes, in_channels, width)
 
 
 def resnetpp8(
     num_classes: int = 10, in_channels: int = 3, width: int = 16, branch_scale: float = 0.1
 ) -> ResNetPP:
-    """Build the smallest ResNet++, with one block a stage (not in the paper); see `resnetpp20`."""
-    return ResNetPP(BasicBlockPP, 1, (1,) * 3, 3, num_classes, in_channels, width, branch_scale)
+    """Build the smallest ResNet++, with one block per stage (not in the paper); see `resnetpp20`."""
+    return _small(1, num_classes, in_channels, width, branch_scale)
 
 
 def resnetpp20(
@@ -200,7 +183,7 @@ def resnetpp20(
         >>> [name for name, _ in model.layer1[0].conv1.named_parameters()]
         ['scale', 'direction', 'bias']
     """
-    return ResNetPP(BasicBlockPP, 1, (3,) * 3, 3, num_classes, in_channels, width, branch_scale)
+    return _small(3, num_classes, in_channels, width, branch_scale)
 
 
 def resnetpp56(
@@ -208,14 +191,14 @@ def resnetpp56(
 ) -> ResNetPP:
     """Build the ResNet++56 of the paper's CIFAR-10 runs (base width 32).
 
-    Arguments and initialisation are those of :func:`resnetpp20`.
+    Arguments and initialisation are those of `resnetpp20`.
 
     Example:
         >>> import torch
         >>> resnetpp56(width=8)(torch.zeros(2, 3, 32, 32)).shape
         torch.Size([2, 10])
     """
-    return ResNetPP(BasicBlockPP, 1, (9,) * 3, 3, num_classes, in_channels, width, branch_scale)
+    return _small(9, num_classes, in_channels, width, branch_scale)
 
 
 def resnetpp50(
@@ -223,7 +206,7 @@ def resnetpp50(
 ) -> ResNetPP:
     """Build the ResNet++50 of the paper's ImageNet runs: bottleneck blocks, ImageNet stem.
 
-    Arguments and initialisation are those of :func:`resnetpp20`.
+    Arguments and initialisation are those of `resnetpp20`.
 
     Example:
         >>> import torch
@@ -231,4 +214,8 @@ def resnetpp50(
         ...     resnetpp50(num_classes=1000)(torch.zeros(2, 3, 224, 224)).shape
         torch.Size([2, 1000])
     """
-    return ResNetPP(BottleneckPP, 4, (3, 4, 6, 3), 7, num_classes, in_channels, width, branch_scale)
+
+    def block(channels: int, out_channels: int, stride: int) -> BottleneckPP:
+        return BottleneckPP(channels, out_channels // 4, stride, branch_scale)
+
+    return ResNetPP(block, 4, (3, 4, 6, 3), 7, num_classes, in_channels, width)

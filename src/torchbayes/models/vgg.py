@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ._init import kaiming_fan_out_
 from ._input import require_images, require_positive
+from ._residual import kaiming_fan_out_
 
 # Convolutions in each stage; every stage ends with 2×2 max pooling.
 _VGG11 = (1, 1, 2, 2, 2)
@@ -22,16 +22,11 @@ _WIDTHS = (1, 2, 4, 8, 8)  # of the stages, in multiples of the first one's
 
 
 class VGG(nn.Module):
-    """Stages of 3×3 convolutions with max pooling between them; see :func:`vgg11`."""
+    """Stages of 3×3 convolutions with max pooling between them; see `vgg11`."""
 
     def __init__(
-        self,
-        stages: Sequence[int],
-        num_classes: int,
-        in_channels: int,
-        batch_norm: bool,
-        width: int,
-    ) -> None:
+        self, stages: Sequence[int], num_classes: int, in_channels: int, batch_norm: bool, width: int
+    ) -> None:  # fmt: skip
         super().__init__()
         require_positive(num_classes=num_classes, in_channels=in_channels, width=width)
         self.in_channels = in_channels
@@ -87,7 +82,7 @@ def vgg11(
 def vgg16(
     num_classes: int = 10, in_channels: int = 3, batch_norm: bool = True, width: int = 64
 ) -> VGG:
-    """Build VGG-16 for small images; arguments and initialisation as :func:`vgg11`.
+    """Build VGG-16 for small images; arguments and initialisation as `vgg11`.
 
     Example:
         >>> import torch

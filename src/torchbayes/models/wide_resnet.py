@@ -9,8 +9,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ._init import kaiming_fan_out_
-from ._input import require_images, require_positive
+from ._residual import ResidualNetwork, kaiming_fan_out_
 
 
 class WideBlock(nn.Module):
@@ -38,45 +37,35 @@ class WideBlock(nn.Module):
         return result
 
 
-class WideResNet(nn.Module):
+class WideResNet(ResidualNetwork):
     """A 3×3 convolution, three stages of blocks, BN-ReLU, average pooling and a linear layer."""
 
     def __init__(self, depth: int, k: int, num_classes: int, in_channels: int) -> None:
-        super().__init__()
-        require_positive(depth=depth, k=k, num_classes=num_classes, in_channels=in_channels)
+        super().__init__(num_classes, in_channels, depth=depth, k=k)
         per_stage, remainder = divmod(depth - 4, 6)
         if remainder or per_stage < 1:
-            raise ValueError(f"depth must be 6·n + 4 (10, 16, 22, 28, …), got {depth}.")
-        self.in_channels = in_channels
+            raise ValueError(f"depth must be 6·n + 4 (10, 16, 22, 28, …), got {depth}")
         self.conv1 = nn.Conv2d(in_channels, 16, 3, padding=1, bias=False)
-        channels = 16
-        stages: list[nn.Sequential] = []
-        for stage in range(3):
-            blocks: list[nn.Module] = []
-            for index in range(per_stage):
-                width = 16 * k * 2**stage
-                blocks.append(WideBlock(channels, width, 2 if index == 0 and stage > 0 else 1))
-                channels = width
-            stages.append(nn.Sequential(*blocks))
-        self.layer1, self.layer2, self.layer3 = stages
+        channels = self.add_stages(WideBlock, 16, 16 * k, (per_stage,) * 3)
         self.bn1 = nn.BatchNorm2d(channels)
         self.fc = nn.Linear(channels, num_classes)
         kaiming_fan_out_(self)
         nn.init.zeros_(self.fc.bias)
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Return the logits of a batch of images."""
-        require_images(images, self.in_channels)
-        x = self.layer3(self.layer2(self.layer1(self.conv1(images))))
-        x = F.relu(self.bn1(x))
-        logits: Tensor = self.fc(F.adaptive_avg_pool2d(x, 1).flatten(1))
-        return logits
+    def stem(self, images: Tensor) -> Tensor:
+        """Apply the convolution alone: blocks start with their own BN-ReLU."""
+        x: Tensor = self.conv1(images)
+        return x
+
+    def activate(self, features: Tensor) -> Tensor:
+        """Apply the final BN-ReLU."""
+        return F.relu(self.bn1(features))
 
 
 def wide_resnet(depth: int, k: int, num_classes: int = 10, in_channels: int = 3) -> WideResNet:
-    """Build the wide residual network WRN-``depth``-``k``.
+    """Build the wide residual network WRN-`depth`-`k`.
 
-    Convolutions start from N(0, 2 / fan_out), the linear layer as torch has it with bias 0.
+    Convolutions start from N(0, 2 / fan_out), the linear layer from torch's default with bias 0.
 
     Args:
         depth: Number of convolutions on the longest path, 6·n + 4 with n blocks in each stage.

@@ -1,6 +1,6 @@
-"""What can be put right after training: temperature, sets with a coverage guarantee, abstention.
+"""Corrections after training: temperature, sets with a coverage guarantee, abstention.
 
-Each is fitted on predictions of examples that were not trained on, and then applied to new ones.
+Each is fitted to predictions on examples that were not trained on, and then applied to new ones.
 """
 
 from torchbayes.posthoc.abstain import Abstention, abstain

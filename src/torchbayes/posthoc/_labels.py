@@ -1,4 +1,4 @@
-"""Predictions and the labels to fit on, checked."""
+"""Checks of the predictions and labels to fit on."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ __all__ = ["checked"]
 
 
 def checked(predictive: ClassPredictive, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """The probabilities (examples, classes) in float64 and the labels, or one sentence on what is wrong."""
+    """Return the probabilities (examples, classes) in float64 and the labels, both checked."""
     if not isinstance(predictive, ClassPredictive):
         raise TypeError(
             f"predictions are a {type(predictive).__name__}: expected class predictions, as "
-            "torchbayes.predictive gives for a classifier"
+            "torchbayes.predictive returns for a classifier"
         )
     probs, labels = predictive.probs.double(), torch.as_tensor(targets).to(predictive.probs.device)
     if probs.dim() != 2:
@@ -25,7 +25,7 @@ def checked(predictive: ClassPredictive, targets: Tensor) -> tuple[Tensor, Tenso
         )
     if labels.shape != probs.shape[:1] or len(labels) == 0:
         raise ValueError(
-            f"targets have shape {tuple(labels.shape)} for predictions of {len(probs)} examples: give "
+            f"targets have shape {tuple(labels.shape)} for predictions on {len(probs)} examples: give "
             "one label for each, and at least one"
         )
     if labels.is_floating_point() or int(labels.min()) < 0 or int(labels.max()) >= probs.shape[1]:

@@ -1,9 +1,9 @@
-"""When to abstain: a confidence below which to hand over, so that what is answered is right often enough.
+"""Abstention: a confidence threshold below which not to answer, so that the answers are accurate enough.
 
 Geifman and El-Yaniv, "Selective classification for deep neural networks", NeurIPS 2017 (selection with
-guaranteed risk). Answer the m most confident of n calibration examples, e of them wrong: the errors of
-new examples that pass the same threshold have a rate of at most the Clopper–Pearson bound B(e, m, δ) with
-probability 1 − δ. Taken is the largest m for which the bound is at most the risk asked for.
+guaranteed risk). Answer the m most confident of n calibration examples, e of them wrong: the error rate
+of new examples that pass the same threshold is at most the Clopper–Pearson bound B(e, m, δ) with
+probability 1 − δ. The largest m whose bound is at most the requested risk is chosen.
 
 Deviation from the paper: its binary search over m is a grid of 20 shares, with δ/20 for each, because
 the bound is not monotone in m.
@@ -25,7 +25,7 @@ _SHARES = 20
 
 
 def risk_bound(errors: int, answered: int, delta: float) -> float:
-    """The error rate that `errors` of `answered` exclude at level δ: Clopper and Pearson's upper bound."""
+    """Return the Clopper–Pearson upper bound at level δ on the error rate, after `errors` of `answered`."""
     # Imported here because SciPy takes half a second, which `import torchbayes` should not.
     from scipy.special import betaincinv
 
@@ -36,14 +36,14 @@ def risk_bound(errors: int, answered: int, delta: float) -> float:
 
 @dataclass(frozen=True)
 class Abstention:
-    """A rule that says which predictions to answer; call it with new predictions.
+    """A rule that decides which predictions to answer; call it with new predictions.
 
     Attributes:
-        risk: The share of answers that may be wrong.
+        risk: Fraction of answers that may be wrong.
         threshold: An example is answered if its confidence is above this; infinite if no threshold
-            can promise the risk, so that nothing is answered.
-        coverage: The share of the calibration examples that it answers.
-        bound: What the risk is at most, with the probability asked for.
+            can guarantee the risk, so that nothing is answered.
+        coverage: Fraction of the calibration examples that it answers.
+        bound: Upper bound on the risk, with the requested probability.
     """
 
     risk: float
@@ -52,42 +52,42 @@ class Abstention:
     bound: float
 
     def __call__(self, predictive: ClassPredictive) -> Tensor:
-        """Which examples to answer, (examples,) of truth values; on the others, abstain."""
+        """Return which examples to answer, a boolean tensor (examples,); abstain on the others."""
         return predictive.confidence.double() > self.threshold
 
 
 def abstain(
     predictive: ClassPredictive, targets: Tensor, risk: float = 0.05, probability: float = 0.95
 ) -> Abstention:
-    """Find the lowest threshold on confidence that keeps the error rate of the answers to `risk`.
+    """Find the lowest confidence threshold that keeps the error rate of the answers within `risk`.
 
-    A promise needs examples: with no error at all, a risk of 1 % takes about 600 calibration examples.
+    A guarantee needs examples: even without errors, a risk of 1 % takes about 600 calibration examples.
 
     Args:
-        predictive: Predictions of examples that were not trained on.
-        targets: Their classes.
-        risk: The share of answers that may be wrong.
-        probability: The probability, over the choice of calibration examples, that it is kept.
+        predictive: Predictions on examples that were not trained on.
+        targets: Classes of these examples.
+        risk: Fraction of answers that may be wrong.
+        probability: Probability, over the choice of calibration examples, that the risk is kept.
 
     Example:
         >>> import torch, torchbayes as tb
         >>> sure = torch.linspace(0.5, 1, 1000)
         >>> p = tb.ClassPredictive(torch.stack([sure, 1 - sure], 1), torch.zeros(1000), 1)
-        >>> right = sure > 0.75                    # it is wrong wherever it is less sure than 0.75
+        >>> right = sure > 0.75                    # it is wrong wherever confidence is below 0.75
         >>> rule = tb.posthoc.abstain(p, (~right).long(), risk=0.02)
         >>> rule.coverage
         0.5
     """
     for name, value in (("risk", risk), ("probability", probability)):
         if not 0 < value < 1:
-            raise ValueError(f"{name} is {value:g}: expected a share between 0 and 1")
+            raise ValueError(f"{name} is {value:g}: expected a number between 0 and 1")
     probs, labels = checked(predictive, targets)
     confidence, order = predictive.confidence.double().sort(descending=True, stable=True)
     wrong = (probs.argmax(1) != labels)[order].cumsum(0)
     count = len(confidence)
     for step in range(_SHARES, 0, -1):
         answered = count * step // _SHARES
-        # The threshold is the confidence of the first that is not answered; ties of it are not either.
+        # The threshold is the confidence of the first unanswered example; its ties are unanswered too.
         threshold = float(confidence[answered]) if answered < count else 0.0
         above = int((confidence > threshold).sum())
         if above == 0:

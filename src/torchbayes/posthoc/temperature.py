@@ -1,10 +1,10 @@
-"""Temperature scaling: one number that makes a classifier as sure as it is right.
+"""Temperature scaling: one number that matches a classifier's confidence to its accuracy.
 
 Guo et al., "On calibration of modern neural networks", ICML 2017, section 4.2: p_T(y) ∝ p(y)^(1/T), with
-the T > 0 of the least NLL on held-out examples. The most probable class, and so accuracy, stays.
+the T > 0 that minimises the NLL on held-out examples. The most probable class, and so accuracy, is unchanged.
 
-Deviation from the paper: a posterior's prediction is an average of probabilities and has no logits; their
-logarithms take their place. With one draw it is the same.
+Deviation from the paper: a posterior's prediction is an average of probabilities and has no logits; the
+logarithms of the probabilities replace them. With one draw the two are the same.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ _COLDEST, _HOTTEST = 0.02, 50.0
 
 
 def tempered(log_probs: Tensor, temperature: float) -> Tensor:
-    """The log-probabilities log p_T with p_T(y) ∝ p(y)^(1/T)."""
+    """Return log p_T with p_T(y) ∝ p(y)^(1/T)."""
     return (log_probs / temperature).log_softmax(1)
 
 
 @dataclass(frozen=True)
 class TemperatureScaling:
-    """Predictions at another temperature; call it with new predictions.
+    """A rule that rescales predictions to another temperature; call it with new predictions.
 
     Attributes:
-        temperature: T; above 1 makes predictions less sure.
+        temperature: T; above 1 lowers the confidence.
     """
 
     temperature: float
 
     def __call__(self, predictive: ClassPredictive) -> ClassPredictive:
-        """The same predictions at this temperature; the aleatoric share of the entropy stays."""
+        """Return the predictions at this temperature; the aleatoric share of the entropy is unchanged."""
         log_probs = predictive.probs.double().clamp_min(torch.finfo(torch.float32).tiny).log()
         probs = tempered(log_probs, self.temperature).exp().to(predictive.probs.dtype)
         entropy: Tensor = torch.special.entr(probs).sum(1)
@@ -48,15 +48,15 @@ class TemperatureScaling:
 
 
 def temperature_scaling(predictive: ClassPredictive, targets: Tensor) -> TemperatureScaling:
-    """Find the temperature of the least NLL.
+    """Find the temperature that minimises the NLL.
 
     Args:
-        predictive: Predictions of examples that were not trained on, such as a validation split.
-        targets: Their classes.
+        predictive: Predictions on examples that were not trained on, such as a validation split.
+        targets: Classes of these examples.
 
     Returns:
-        The scaling, to be called with predictions. T is kept within 0.02 and 50: where every example
-        is predicted rightly, no temperature is the best.
+        The scaling, to be called with predictions. T is kept between 0.02 and 50: if every prediction
+        is right, no temperature is optimal.
 
     Example:
         >>> import torch, torchbayes as tb
@@ -76,7 +76,7 @@ def temperature_scaling(predictive: ClassPredictive, targets: Tensor) -> Tempera
     def nll(log_temperature: float) -> float:
         return -float(tempered(log_probs, math.exp(log_temperature)).gather(1, index).mean())
 
-    # Convex in 1/T, so that there is one minimum to find.
+    # Convex in 1/T, so there is a single minimum.
     bounds = math.log(_COLDEST), math.log(_HOTTEST)
     found = minimize_scalar(nll, bounds=bounds, method="bounded", options={"xatol": 1e-6})
     return TemperatureScaling(math.exp(float(found.x)))

@@ -1,4 +1,4 @@
-"""The end of the page: methods that failed, how it was made, and what the words mean."""
+"""Failed methods, pictures of runs, settings and the glossary."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torchbayes.report.columns import columns_with_data
 from torchbayes.report.fragment import Section, render
 from torchbayes.report.results import Results
 
-__all__ = ["failed_section", "glossary_section", "settings_section"]
+__all__ = ["failed_section", "glossary_section", "inside_section", "settings_section"]
 
 _TERMS = {
     "Aleatoric uncertainty": "Doubt that is in the data itself, such as a smudged digit. More training "
@@ -33,7 +33,7 @@ _TERMS = {
 
 
 def failed_section(results: Results) -> Section | None:
-    """The methods that failed, each with its reason."""
+    """List the methods that failed, each with its reason."""
     if not results.failed:
         return None
     finished = {method.name for method in results.methods}
@@ -41,8 +41,18 @@ def failed_section(results: Results) -> Section | None:
     return Section("failed", "Failed", "What did not finish", body)
 
 
+def inside_section(results: Results) -> Section | None:
+    """Show the pictures in the run folders, such as signal-to-noise ratios and traces."""
+    runs = [(method, run) for method in results.methods for run in method.runs]
+    found = [(method, run, picture) for method, run in runs for picture in run.extras.pictures]
+    if not found:
+        return None
+    body = render("inside.html.j2", pictures=found)
+    return Section("inside", "Inside", "A look inside the methods", body)
+
+
 def settings_section(results: Results) -> Section:
-    """The data, the settings and the command."""
+    """Show the data, the settings and the command."""
     given = results.settings.get("command")
     body = render(
         "settings.html.j2",
@@ -59,7 +69,7 @@ def settings_section(results: Results) -> Section:
 
 
 def _command(results: Results) -> str:
-    """A command that asks for the same data, network, methods and budget."""
+    """Return a command with the same data, network, methods and budget."""
     names = [*(method.name for method in results.methods), *results.failed]
     settings = results.settings
     flags = {
@@ -84,18 +94,20 @@ def _command(results: Results) -> str:
 
 
 def _setting(value: Any) -> str:
-    """A setting as text."""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, (str, int, float)):
-        return str(value)
+    """Format a setting."""
     if isinstance(value, list):
         return ", ".join(_setting(item) for item in value)
-    return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return (
+        str(value)
+        if isinstance(value, (str, int, float))
+        else json.dumps(value, ensure_ascii=False)
+    )
 
 
 def glossary_section(results: Results) -> Section:
-    """Every score of the table, then the words of the page."""
+    """Explain every score of the table, then the terms of the page."""
     columns = columns_with_data(results.methods, main=False)
     body = render("glossary.html.j2", columns=columns, terms=_TERMS)
     return Section("glossary", "Glossary", "What the words mean", body)

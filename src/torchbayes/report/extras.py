@@ -18,7 +18,7 @@ from typing import Any
 
 from torchbayes.report.attach import Picture, read_pictures
 
-__all__ = ["Calibration", "Extras", "read_extras"]
+__all__ = ["Calibration", "Extras", "finite_numbers", "read_extras"]
 
 Numbers = Mapping[str, float]
 
@@ -87,7 +87,7 @@ def read_extras(run: Path, problems: list[str]) -> Extras:
 
     kinds, note = read("corruptions.json", _corruptions, ({}, ""))
     return Extras(
-        draws=read("draws.json", lambda rows: tuple(map(_numbers, rows)), ()),
+        draws=read("draws.json", lambda rows: tuple(map(finite_numbers, rows)), ()),
         corruptions=kinds,
         corruption_note=note,
         calibration=read("calibration.json", _calibration, None),
@@ -96,18 +96,19 @@ def read_extras(run: Path, problems: list[str]) -> Extras:
     )
 
 
-def _numbers(table: Mapping[str, Any]) -> dict[str, float]:
+def finite_numbers(table: Mapping[str, Any]) -> dict[str, float]:
+    """Return the entries of a table that are finite numbers."""
     return {
-        str(key): float(value)
+        key: float(value)
         for key, value in table.items()
         if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     }
 
 
 def _corruptions(table: Mapping[str, Any]) -> tuple[dict[str, tuple[Numbers, ...]], str]:
-    clean = {**_numbers(table["clean"]), "severity": 0.0}
+    clean = {**finite_numbers(table["clean"]), "severity": 0.0}
     kinds: dict[str, tuple[Numbers, ...]] = {
-        kind: (clean, *map(_numbers, rows)) for kind, rows in table["kinds"].items()
+        kind: (clean, *map(finite_numbers, rows)) for kind, rows in table["kinds"].items()
     }
     if any("severity" not in row for rows in kinds.values() for row in rows):
         raise ValueError("a row has no severity")
@@ -126,10 +127,10 @@ def _calibration(table: Mapping[str, Any]) -> Calibration:
         str(table.get("fitted_on", "held-out examples")),
         str(table.get("scored_on", "the test split")),
         float(scaling["value"]),
-        _numbers(scaling["before"]),
-        _numbers(scaling["after"]),
-        tuple(map(_numbers, table.get("conformal", ()))),
-        tuple(map(_numbers, table.get("abstention", ()))),
+        finite_numbers(scaling["before"]),
+        finite_numbers(scaling["after"]),
+        tuple(map(finite_numbers, table.get("conformal", ()))),
+        tuple(map(finite_numbers, table.get("abstention", ()))),
     )
 
 

@@ -82,7 +82,7 @@ def test_the_button_changes_the_theme(browser: Any, address: str) -> None:
     page = browser.new_page(color_scheme="light")
     page.goto(address)
     before = page.evaluate("getComputedStyle(document.body).backgroundColor")
-    page.get_by_role("button", name="Change between light and dark").click()
+    page.get_by_role("button", name="Switch between light and dark").click()
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") != before
     page.reload()
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") != before

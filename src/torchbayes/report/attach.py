@@ -24,19 +24,19 @@ _KINDS = {".png": "image/png", ".svg": "image/svg+xml"}
 _LARGEST = 4 << 20
 _FIXED = {
     "curve.png": {
-        "title": "The regression with its band",
+        "title": "Regression with predictive intervals",
         "caption": "The predicted mean and intervals over the training data.",
-        "alt": "Predicted mean with its band against the input, with the training data.",
+        "alt": "Predicted mean and intervals against the input, with the training data.",
     },
     "traces.png": {
-        "title": "The course of the chains",
-        "caption": "Chains that have converged lie over each other and show no trend.",
-        "alt": "Traces of the sampler's chains over the updates.",
+        "title": "Traces of the chains",
+        "caption": "Chains that have converged overlap and show no trend.",
+        "alt": "Traces of the sampler's chains against the number of updates.",
     },
     "weights.png": {
-        "title": "Weights of the draws",
-        "caption": "How weights vary over draws of the posterior, and how they depend on each other.",
-        "alt": "Scatter plots and histograms of pairs of weights over draws.",
+        "title": "Weights across draws",
+        "caption": "How weights vary across posterior draws, and how they depend on each other.",
+        "alt": "Scatter plots and histograms of pairs of weights across draws.",
     },
 }
 

@@ -52,7 +52,7 @@ def _chart(curves: list[tuple[MethodResult, metrics.RiskCoverage]]) -> Markup:
     lines = []
     for (method, curve), (x, y) in zip(curves, pairs, strict=True):
         full, part = percent(_risk_at(curve, 1.0)), percent(_risk_at(curve, 0.9))
-        hint = f"{method.name}: {full} errors, {part} when 10 % are refused"
+        hint = f"{method.name}: {full} errors, {part} when 10 % are declined"
         lines.append(Line(method, x[x >= start], y[x >= start], hint))
     top = max(float(line.y.max()) for line in lines)
     top = top * 1.08 if top > 0 else 0.01

@@ -165,7 +165,7 @@ def examples_section(results: Results) -> Section | None:
     body = render(
         "examples.html.j2", groups=groups, methods=known.methods, names=names, columns=columns
     )
-    return Section("examples", "Hard cases", "The hard cases", body)
+    return Section("examples", "Hard cases", "Hard cases", body)
 
 
 def _inputs(
@@ -212,21 +212,21 @@ def _test_groups(inputs: Inputs, targets: Tensor) -> list[Group]:
 
     return [
         inputs.group(
-            "Sure and wrong",
-            "The test inputs with the most confidence in a wrong class, averaged over methods.",
+            "Confident and wrong",
+            "The test inputs with the highest confidence in a wrong class, averaged over methods.",
             misplaced.mean(0),
             sure_and_wrong,
         ),
         inputs.group(
             "Most uncertain",
-            "The test inputs with the most entropy, averaged over methods.",
+            "The test inputs with the highest entropy, averaged over methods.",
             entropy,
             uncertain,
         ),
         inputs.group(
             "Least like the training data",
-            "The test inputs on which draws of the weights disagree most, averaged over methods: the ones "
-            "that the methods themselves find most out of distribution.",
+            "The test inputs on which draws of the weights disagree most, averaged over methods: those that "
+            "the methods themselves find most unfamiliar.",
             torch.where(information > 1e-6, information, 0.0),
             unlike_the_rest,
         ),
@@ -243,8 +243,8 @@ def _sure_of_the_unfamiliar(inputs: Inputs) -> Group:
         return text.format(who, sure, inputs.name(guess[surest, index]))
 
     return inputs.group(
-        "Unfamiliar, and yet sure",
-        "The out-of-distribution inputs with the most confidence, averaged over methods.",
+        "Unfamiliar yet confident",
+        "The unfamiliar inputs with the highest confidence, averaged over methods.",
         confidence.mean(0),
         describe,
     )

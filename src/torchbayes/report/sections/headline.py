@@ -86,7 +86,7 @@ def _caveat(best: MethodResult, second: MethodResult, results: Results) -> str:
     """Say whether the lead in NLL could be luck, judged over seeds if there are several, else examples."""
     if best.spread.get("nll") is not None and second.spread.get("nll") is not None:
         level = is_level(_NLL, second, results.methods)
-        return ", a lead that other seeds could turn around" if level else ""
+        return ", a lead that other seeds could reverse" if level else ""
     lead = paired_lead(best, second)
     if lead is None or abs(lead[0]) > 2 * lead[1]:
         return ""
@@ -140,7 +140,7 @@ def _confidence(results: Results, ranked: list[Scored]) -> Iterator[Markup]:
     elif len(gaps) == 1:
         yield Markup("It is about as sure as it is right: {}").format(numbers)
     else:
-        text = Markup("All are about as sure as they are right; furthest off is {}, {}")
+        text = Markup("All are about as sure as they are right; the furthest off is {}, {}")
         yield text.format(name, numbers)
 
 
@@ -153,7 +153,7 @@ def _unfamiliar(results: Results, ranked: list[Scored]) -> Iterator[Markup]:
     if best.value <= 0.5:
         text = "Unfamiliar inputs ({1}) go unnoticed: the best AUROC is {2}, no better than a coin toss."
     elif len(found) == 1:
-        text = "It tells unfamiliar inputs ({1}) from test inputs with an AUROC of {2}."
+        text = "It separates unfamiliar inputs ({1}) from test inputs with an AUROC of {2}."
     else:
         text = "{0} is best at noticing unfamiliar inputs ({1}): AUROC {2}."
     yield Markup(text).format(who, results.ood, area)
@@ -179,7 +179,7 @@ def _facts(results: Results) -> Iterator[tuple[str, str, Markup]]:
         "nll": "Best NLL",
         "accuracy": "Most accurate",
         "ece": "Best calibrated, ECE",
-        "auroc_ood": "Notices the unfamiliar, AUROC",
+        "auroc_ood": "Best on unfamiliar inputs, AUROC",
     }
     for key, label in labels.items():
         show, best = _COLUMNS[key].show, best_value(_COLUMNS[key], results.methods)

@@ -85,14 +85,14 @@ def underfitting(results: Results) -> Iterator[Notice]:
     if baseline is None or base is None:
         return
     behind = [
-        _with(method, f"by {fixed(100 * (base - value), 1)} points")
+        _with(method, f"by {fixed(100 * (base - value), 1)} percentage points")
         for value, method in sorted(results.scored("accuracy"), key=_value)
         if base - value > _UNDERFITTING
     ]
     if behind:
         yield _warning(
-            "{} {} less accurate than {}: underfitting. Train longer, or lower the noise or the prior’s "
-            "weight.",
+            "{} {} less accurate than {}: underfitting. Train longer, or reduce the noise or the weight of "
+            "the prior.",
             _most(behind), _are(behind), method_name(baseline),
         )  # fmt: skip
 
@@ -112,7 +112,7 @@ def miscalibrated(results: Results) -> Iterator[Notice]:
         kinds.setdefault(word, []).append(_with(method, f"ECE {fixed(value, 3)}"))
     for word, names in kinds.items():
         yield _warning(
-            "{} {} {}: on average the confidence is more than {} points from how often the answer is right.",
+            "{} {} {}: on average, confidence and accuracy differ by more than {} percentage points.",
             _most(names), _are(names), word, fixed(100 * _CALIBRATION, 0),
         )  # fmt: skip
 
@@ -147,7 +147,7 @@ def blind_to_the_unfamiliar(results: Results) -> Iterator[Notice]:
     ]
     if names:
         yield _warning(
-            "{} {} surer about unfamiliar inputs than about test inputs: here entropy is no alarm.",
+            "{} {} more certain about unfamiliar inputs than about test inputs: do not rely on entropy here.",
             _most(names), _are(names),
         )  # fmt: skip
 
@@ -163,7 +163,7 @@ def prior_ignored(results: Results) -> Iterator[Notice]:
             names.append(_with(method, f"KL is {shown} of the loss"))
     if names:
         yield _warning(
-            "{}: this is a point estimate. Look whether train_size is right, and give the prior its full "
+            "{}: in effect a point estimate. Check that train_size is right, and give the prior its full "
             "weight.",
             _most(names),
         )
@@ -175,8 +175,8 @@ def not_converged(results: Results) -> Iterator[Notice]:
     names = [_with(m, f"R-hat {fixed(rhat, 2)}") for rhat, m in worst if rhat > _RHAT]
     if names:
         yield _warning(
-            "{}: not converged. The chains still differ more than one chain varies; run them longer or "
-            "with a smaller step.",
+            "{}: not converged. The chains differ from each other more than each one varies; run them "
+            "longer or with a smaller step size.",
             _most(names),
         )
 
@@ -191,14 +191,14 @@ def no_disagreement(results: Results) -> Iterator[Notice]:
             single.append(method_name(method))
         else:
             yield _warning(
-                "{}’s {} draws agree almost everywhere: this is a point estimate in practice. Its mutual "
+                "{}’s {} draws agree almost everywhere: in practice, this is a point estimate. Its mutual "
                 "information says little.",
                 method_name(method), whole(predictions.draws),
             )  # fmt: skip
     if single:
         yield _note(
-            "{} {}: all draws of the weights are the same, so mutual information is zero and entropy is "
-            "the only sign of doubt.",
+            "{} {}: all draws of the weights are identical, so mutual information is zero and entropy is "
+            "the only measure of uncertainty.",
             _most(single), "is a point estimate" if len(single) == 1 else "are point estimates",
         )  # fmt: skip
 
@@ -207,7 +207,7 @@ def few_seeds(results: Results) -> Iterator[Notice]:
     """Differences that another seed might undo."""
     runs = [len(method.runs) for method in results.methods]
     if len(runs) > 1 and max(runs) == 1:
-        yield _note("Every method ran with one seed: small differences may not last with another.")
+        yield _note("Every method ran with one seed: small differences may not hold with another.")
     elif runs and max(runs) > 1 and min(runs) < max(runs):
         short = [method_name(m) for m in results.methods if len(m.runs) < max(runs)]
         most = count(max(runs), "run")
@@ -223,7 +223,7 @@ def nothing_to_detect(results: Results) -> Iterator[Notice]:
     ]
     if perfect:
         yield _note(
-            "{} made no mistake on the test set, so there is no score for noticing mistakes.",
+            "{} made no mistakes on the test set, so scores for detecting mistakes are undefined.",
             _most(perfect),
         )
 
@@ -239,7 +239,8 @@ def small_test_set(results: Results) -> Iterator[Notice]:
     margin = (high - low) / 2
     if margin > 0.005:
         yield _note(
-            "The test set has {} examples, so an accuracy near {} is uncertain by about ±{} points.",
+            "The test set has {} examples, so an accuracy near {} is uncertain by about ±{} percentage "
+            "points.",
             whole(examples), percent(share), fixed(100 * margin, 1),
         )  # fmt: skip
 

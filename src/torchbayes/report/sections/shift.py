@@ -71,14 +71,14 @@ def _chart(found: Sequence[tuple[MethodResult, Course]], key: str, label: str) -
     lines = []
     for method, course in found:
         clean, worst = show(float(course[key][0])), show(float(course[key][-1]))
-        hint = f"{method.name}: {clean} undamaged, {worst} at the worst"
+        hint = f"{method.name}: {clean} undamaged, {worst} at the highest severity"
         lines.append(Line(method, course["severity"], course[key], hint))
     last = max(float(line.x[-1]) for line in lines)
     return line_chart(
         lines,
         Axis(0, last, "severity", list(range(int(last) + 1)), lambda v: f"{v:g}" if v else "none"),
         score_axis(lines, label, share=share, from_zero=not share),
-        f"{label} against the severity of damage; {'; '.join(line.hint for line in lines)}.",
+        f"{label} against the severity of the damage; {'; '.join(line.hint for line in lines)}.",
         width=380,
     )
 

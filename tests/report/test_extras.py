@@ -1,4 +1,4 @@
-"""What run folders may hold beside scores: shown, left out if missing, named if damaged."""
+"""Optional files of run folders: shown, skipped if missing, named if damaged."""
 
 from __future__ import annotations
 

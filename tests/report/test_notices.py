@@ -1,4 +1,4 @@
-"""Each warning fires on what it is about, and stays silent otherwise."""
+"""Each notice appears when its problem is present, and only then."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def said(rule: notices.Rule, results: Results) -> list[str]:
 
 
 def results_of(folder: Path, methods: dict[str, dict[str, Any]], **changes: Any) -> Results:
-    """Results of bare scores, without files of runs."""
+    """Return results with scores only, without files of runs."""
     table = {"data": "digits", "methods": methods, **changes}
     (folder / "results.json").write_text(json.dumps(table), encoding="utf-8")
     return load_results(folder)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from torchbayes.report.fragment import glossary
 from torchbayes.report.results import MethodResult, Results
 from torchbayes.report.wording import amount, duration, fixed, memory, percent, times, whole
 
@@ -23,7 +24,6 @@ class Column:
         group: Topic; adjacent columns of one group share a heading.
         higher: Whether higher is better; None if neither direction is.
         show: Formats a value.
-        meaning: One or two plain sentences.
         main: Whether it is in the table at the top of the page, not only in the full one.
     """
 
@@ -32,8 +32,12 @@ class Column:
     group: str
     higher: bool | None
     show: Callable[[float], str]
-    meaning: str
     main: bool = True
+
+    @property
+    def meaning(self) -> str:
+        """One or two plain sentences."""
+        return glossary()["scores"][self.key]
 
     @property
     def direction(self) -> str:
@@ -51,68 +55,31 @@ _area, _error, _small = (partial(fixed, decimals=decimals) for decimals in (3, 4
 _QUALITY, _DOUBT, _FOREIGN, _COST = "Quality", "Errors", "Unfamiliar inputs", "Cost"
 
 COLUMNS: tuple[Column, ...] = (
-    Column("accuracy", "Accuracy", _QUALITY, True, _percent,
-           "Share of test examples whose most probable class is the right one."),
-    Column("rmse", "RMSE", _QUALITY, False, _error,
-           "Root mean squared error of the predicted mean."),
-    Column("crps", "CRPS", _QUALITY, False, _error,
-           "Continuous ranked probability score: how far the predicted distribution is from the observed "
-           "value, in the units of the target."),
-    Column("coverage90", "In 90 %", _QUALITY, None, _percent,
-           "Share of test examples inside the predicted 90 % interval; ideally 90 %."),
-    Column("nll", "NLL", _QUALITY, False, _error,
-           "Negative log-likelihood: how surprising the right answer is to the method, in nats. It rewards "
-           "being right and being honest about uncertainty, which makes it the best single score here."),
-    Column("ece", "ECE", _QUALITY, False, _error,
-           "Expected calibration error: the average gap between how confident the method is and how often "
-           "it is right, over 15 bins of equal width. 0.02 means a gap of two percentage points."),
-    Column("ece_equal_mass", "ECE, equal mass", _QUALITY, False, _error,
-           "The same gap over 15 bins of equally many examples, so that no bin rests on only a few.",
-           main=False),
-    Column("mce", "MCE", _QUALITY, False, _error,
-           "Maximum calibration error: the gap in the worst bin. A bin of few examples can make it large.",
-           main=False),
-    Column("brier", "Brier", _QUALITY, False, _error,
-           "Squared distance between the predicted probabilities and the truth: 0 is perfect, 2 is certain "
-           "and wrong every time."),
-    Column("auroc_misclassification", "AUROC", _DOUBT, True, _area,
-           "How well low confidence reveals mistakes: the probability that a wrong prediction is less "
-           "confident than a right one. 0.5 is a coin toss."),
-    Column("auroc_misclassification_entropy", "AUROC errors, entropy", _DOUBT, True, _area,
-           "The same with entropy as the measure of uncertainty.", main=False),
-    Column("aurc", "AURC", _DOUBT, False, _small,
-           "Area under the risk–coverage curve: the error rate that remains when the least confident "
-           "predictions are declined, averaged over how many are.", main=False),
-    Column("auroc_ood", "AUROC entropy", _FOREIGN, True, _area,
-           "How well entropy separates unfamiliar inputs from test inputs: the probability that an "
-           "unfamiliar one has the higher entropy. Below 0.5, the method is more certain about unfamiliar "
-           "inputs."),
-    Column("auroc_ood_mutual_information", "AUROC mutual inf.", _FOREIGN, True, _area,
-           "The same with mutual information: how much the draws disagree. A single network has no draws "
-           "that could disagree and scores 0.5."),
-    Column("auroc_ood_confidence", "AUROC confidence", _FOREIGN, True, _area,
-           "The same with low confidence as the alarm.", main=False),
-    Column("auroc_noise", "AUROC noise", _FOREIGN, True, _area,
-           "How well entropy separates images of pure noise, with independent random pixels, from test "
-           "images. Noise looks easy to notice, and yet a network can be certain about it."),
-    Column("fpr95_ood", "FPR95", _FOREIGN, False, _percent,
-           "False alarms: the share of test inputs that are flagged when the alarm is set to catch 95 % of "
-           "the unfamiliar ones."),
-    Column("seconds_per_epoch", "Time / epoch", _COST, False, duration,
-           "Training time divided by the number of epochs requested, on the machine that ran the "
-           "comparison; the members of an ensemble count together."),
-    Column("seconds", "Time", _COST, False, duration,
-           "Training time on the machine that ran the comparison.", main=False),
-    Column("peak_memory", "Peak memory", _COST, False, memory,
-           "Peak memory that training needed on top of what was in use before. Below a few megabytes it is "
-           "mostly noise."),
-    Column("stored", "Stored", _COST, False, amount,
-           "Numbers that the posterior stores: one per weight for a single network, two for a mean and a "
-           "variance, one per weight and member for an ensemble."),
-    Column("parameters", "Parameters", _COST, None, whole,
-           "Trainable parameters of the network itself; a posterior may store several numbers for each.",
-           main=False),
-)  # fmt: skip
+    Column("accuracy", "Accuracy", _QUALITY, True, _percent),
+    Column("rmse", "RMSE", _QUALITY, False, _error),
+    Column("crps", "CRPS", _QUALITY, False, _error),
+    Column("coverage90", "In 90 %", _QUALITY, None, _percent),
+    Column("nll", "NLL", _QUALITY, False, _error),
+    Column("ece", "ECE", _QUALITY, False, _error),
+    Column("ece_equal_mass", "ECE, equal mass", _QUALITY, False, _error, main=False),
+    Column("mce", "MCE", _QUALITY, False, _error, main=False),
+    Column("brier", "Brier", _QUALITY, False, _error),
+    Column("auroc_misclassification", "AUROC", _DOUBT, True, _area),
+    Column(
+        "auroc_misclassification_entropy", "AUROC errors, entropy", _DOUBT, True, _area, main=False
+    ),
+    Column("aurc", "AURC", _DOUBT, False, _small, main=False),
+    Column("auroc_ood", "AUROC entropy", _FOREIGN, True, _area),
+    Column("auroc_ood_mutual_information", "AUROC mutual inf.", _FOREIGN, True, _area),
+    Column("auroc_ood_confidence", "AUROC confidence", _FOREIGN, True, _area, main=False),
+    Column("auroc_noise", "AUROC noise", _FOREIGN, True, _area),
+    Column("fpr95_ood", "FPR95", _FOREIGN, False, _percent),
+    Column("seconds_per_epoch", "Time / epoch", _COST, False, duration),
+    Column("seconds", "Time", _COST, False, duration, main=False),
+    Column("peak_memory", "Peak memory", _COST, False, memory),
+    Column("stored", "Stored", _COST, False, amount),
+    Column("parameters", "Parameters", _COST, None, whole, main=False),
+)
 
 
 def columns_with_data(methods: Sequence[MethodResult], main: bool) -> list[Column]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any
@@ -13,7 +14,7 @@ from markupsafe import Markup
 from torchbayes.report.svg import colour
 from torchbayes.report.wording import method_name, swatch
 
-__all__ = ["Section", "read_asset", "render"]
+__all__ = ["Section", "glossary", "read_asset", "render"]
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,13 @@ class Section:
 def read_asset(name: str) -> str:
     """Read a file of the templates folder, even from a zipped package."""
     return (resources.files(__package__) / "templates" / name).read_text(encoding="utf-8")
+
+
+@functools.cache
+def glossary() -> dict[str, dict[str, str]]:
+    """Return the explanations of the scores, by key, and of the terms on the page."""
+    explained: dict[str, dict[str, str]] = json.loads(read_asset("glossary.json"))
+    return explained
 
 
 @functools.cache

@@ -7,31 +7,10 @@ import shlex
 from typing import Any
 
 from torchbayes.report.columns import columns_with_data
-from torchbayes.report.fragment import Section, render
+from torchbayes.report.fragment import Section, glossary, render
 from torchbayes.report.results import Results
 
 __all__ = ["failed_section", "glossary_section", "inside_section", "settings_section"]
-
-_TERMS = {
-    "Aleatoric uncertainty": "Uncertainty in the data itself, such as a smudged digit. More training data "
-    "does not remove it.",
-    "Calibration": "Whether confidence can be taken at face value: of all answers given with 80 % "
-    "confidence, 80 % should be right.",
-    "Confidence": "The probability of the predicted class.",
-    "Draw": "One set of network weights taken from the posterior. Predictions are averaged over draws.",
-    "Entropy": "How spread out the predicted probabilities are, in nats: 0 is certain, log(number of "
-    "classes) is a uniform guess. It measures the total uncertainty.",
-    "Epistemic uncertainty": "Uncertainty about the weights: networks that fit the training data equally "
-    "well make different predictions. More training data reduces it.",
-    "Mutual information": "The epistemic part of the entropy: how much the draws disagree.",
-    "Out of distribution": "Unlike anything in the training data. A good method is uncertain about such "
-    "inputs.",
-    "Over-confident": "More confident than accurate. Under-confident is the reverse.",
-    "Posterior": "What training learned about the weights: not a single best setting, but how plausible "
-    "each one is.",
-    "Seed": "The starting point of the random numbers. Runs that differ only in the seed show how much is "
-    "due to chance.",
-}
 
 
 def failed_section(results: Results) -> Section | None:
@@ -111,5 +90,5 @@ def _setting(value: Any) -> str:
 def glossary_section(results: Results) -> Section:
     """Explain every score of the table, then the terms of the page."""
     columns = columns_with_data(results.methods, main=False)
-    body = render("glossary.html.j2", columns=columns, terms=_TERMS)
+    body = render("glossary.html.j2", columns=columns, terms=glossary()["terms"])
     return Section("glossary", "Glossary", "What the terms mean", body)

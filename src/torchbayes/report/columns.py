@@ -52,7 +52,7 @@ class Column:
 
 _percent = partial(percent, decimals=2)
 _area, _error, _small = (partial(fixed, decimals=decimals) for decimals in (3, 4, 5))
-_QUALITY, _DOUBT, _FOREIGN, _COST = "Quality", "Errors", "Unfamiliar inputs", "Cost"
+_QUALITY, _ERRORS, _UNFAMILIAR, _COST = "Quality", "Errors", "Unfamiliar inputs", "Cost"
 
 COLUMNS: tuple[Column, ...] = (
     Column("accuracy", "Accuracy", _QUALITY, True, _percent),
@@ -64,16 +64,16 @@ COLUMNS: tuple[Column, ...] = (
     Column("ece_equal_mass", "ECE, equal mass", _QUALITY, False, _error, main=False),
     Column("mce", "MCE", _QUALITY, False, _error, main=False),
     Column("brier", "Brier", _QUALITY, False, _error),
-    Column("auroc_misclassification", "AUROC", _DOUBT, True, _area),
+    Column("auroc_misclassification", "AUROC", _ERRORS, True, _area),
     Column(
-        "auroc_misclassification_entropy", "AUROC errors, entropy", _DOUBT, True, _area, main=False
+        "auroc_misclassification_entropy", "AUROC errors, entropy", _ERRORS, True, _area, main=False
     ),
-    Column("aurc", "AURC", _DOUBT, False, _small, main=False),
-    Column("auroc_ood", "AUROC entropy", _FOREIGN, True, _area),
-    Column("auroc_ood_mutual_information", "AUROC mutual inf.", _FOREIGN, True, _area),
-    Column("auroc_ood_confidence", "AUROC confidence", _FOREIGN, True, _area, main=False),
-    Column("auroc_noise", "AUROC noise", _FOREIGN, True, _area),
-    Column("fpr95_ood", "FPR95", _FOREIGN, False, _percent),
+    Column("aurc", "AURC", _ERRORS, False, _small, main=False),
+    Column("auroc_ood", "AUROC entropy", _UNFAMILIAR, True, _area),
+    Column("auroc_ood_mutual_information", "AUROC mutual inf.", _UNFAMILIAR, True, _area),
+    Column("auroc_ood_confidence", "AUROC confidence", _UNFAMILIAR, True, _area, main=False),
+    Column("auroc_noise", "AUROC noise", _UNFAMILIAR, True, _area),
+    Column("fpr95_ood", "FPR95", _UNFAMILIAR, False, _percent),
     Column("seconds_per_epoch", "Time / epoch", _COST, False, duration),
     Column("seconds", "Time", _COST, False, duration, main=False),
     Column("peak_memory", "Peak memory", _COST, False, memory),

@@ -38,7 +38,7 @@ def afterwards_section(results: Results) -> Section | None:
             (m, [_refusal(r) for r in c.abstention]) for m, c in found.items() if c.abstention
         ],
     )
-    return Section("afterwards", "After training", "What can be fixed after training?", body)
+    return Section("afterwards", "Fixes", "What can be fixed after training?", body)
 
 
 def _pair(calibration: Calibration, key: str) -> tuple[str, str, bool]:

@@ -18,7 +18,7 @@ EXAMPLES = 160
 
 
 def predictions(seed: int, *, skill: float = 2.0, draws: int = 8, ood: bool = True) -> Predictions:
-    """Averages of the softmax of noisy logits; `skill` is how far the true class stands out."""
+    """Average the softmax of noisy logits; `skill` is how far the true class stands out."""
     generator = torch.Generator().manual_seed(seed)
     targets = torch.arange(EXAMPLES) % CLASSES
 
@@ -91,7 +91,7 @@ def write_folder(
 
 
 def write_extras(run: Path, made: Predictions) -> None:
-    """What `evaluate`, `calibrate` and other commands leave in a run folder."""
+    """Write the files that `evaluate`, `calibrate` and other commands save in a run folder."""
     scores = made.scores()
     few = {key: scores[key] for key in ("accuracy", "nll", "ece")}
     courses = [{"draws": 2**i, **few, "nll": few["nll"] * (1 + 0.3 / 2**i)} for i in range(4)]

@@ -1,4 +1,4 @@
-"""A strict reader of the page: what is open is closed, in order."""
+"""A strict HTML parser: every element must be closed, in order."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ VOID = {"meta", "link", "img", "br", "hr", "input", "col"}
 
 @dataclass
 class Node:
-    """An element with its attributes, its children and the text right inside it."""
+    """An element with its attributes, its children and the text directly inside it."""
 
     tag: str
     attributes: dict[str, str]
@@ -25,7 +25,7 @@ class Node:
             yield from child.walk()
 
     def all(self, tag: str, **attributes: str) -> list[Node]:
-        """Every element below with that tag, those attributes and, for `class_`, that class."""
+        """Return every descendant with that tag, those attributes and, for `class_`, that class."""
         class_ = attributes.pop("class_", None)
         return [
             node
@@ -87,7 +87,7 @@ class Page(HTMLParser):
         return next((n for n in self.root.walk() if n.attributes.get("id") == name), None)
 
     def score(self, method: str, key: str) -> float | None:
-        """The value of a cell of the main table."""
+        """Return the value of a cell of the main table."""
         cells = self.all("data", data_method=method, data_score=key)
         assert len(cells) <= 1
         return float(cells[0].attributes["value"]) if cells else None

@@ -1,4 +1,4 @@
-"""The page in a real browser: silent, self-sufficient, and fit for narrow screens and keyboards."""
+"""The page in a real browser: silent, self-contained, usable on narrow screens and by keyboard."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def page(browser: Any, address: str) -> Iterator[Any]:
-    """The page, still: smooth scrolling would move what is under the pointer."""
+    """The page without smooth scrolling, which would move elements under the pointer."""
     page = browser.new_page(viewport={"width": 1440, "height": 900}, reduced_motion="reduce")
     page.goto(address)
     yield page
@@ -52,7 +52,7 @@ def page(browser: Any, address: str) -> Iterator[Any]:
 
 
 def column(page: Any, number: int) -> list[str]:
-    """The texts of a column of the main table, from top to bottom."""
+    """Return the texts of a column of the main table, from top to bottom."""
     return page.locator(
         f"#comparison table >> nth=0 >> tbody tr > :nth-child({number})"
     ).all_inner_texts()
@@ -82,7 +82,7 @@ def test_the_button_changes_the_theme(browser: Any, address: str) -> None:
     page = browser.new_page(color_scheme="light")
     page.goto(address)
     before = page.evaluate("getComputedStyle(document.body).backgroundColor")
-    page.get_by_role("button", name="Change between light and dark").click()
+    page.get_by_role("button", name="Switch between light and dark").click()
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") != before
     page.reload()
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") != before

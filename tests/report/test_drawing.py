@@ -1,4 +1,4 @@
-"""The plotting kit: places, ticks, colours and words."""
+"""The plotting kit: positions, ticks, colours and text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .folders import write_folder
 
 
 def colours(scheme: str) -> dict[str, np.ndarray]:
-    """The style sheet's colours as sRGB in [0, 1]."""
+    """Return the style sheet's colours as sRGB in [0, 1]."""
     found = re.findall(r"--([\w-]+): light-dark\((#\w{6}), (#\w{6})\)", read_asset("style.css"))
     column = {"light": 1, "dark": 2}[scheme]
     return {
@@ -35,7 +35,7 @@ def linear(colour: np.ndarray) -> np.ndarray:
 
 
 def contrast(one: np.ndarray, two: np.ndarray) -> float:
-    """The contrast ratio of WCAG 2."""
+    """Return the contrast ratio of WCAG 2."""
     low, high = sorted(float(linear(c) @ [0.2126, 0.7152, 0.0722]) for c in (one, two))
     return (high + 0.05) / (low + 0.05)
 
@@ -61,7 +61,7 @@ BLINDNESS = {
 
 
 def lab(rgb: np.ndarray) -> np.ndarray:
-    """CIE L*a*b* under D65 of linear RGB."""
+    """Convert linear RGB to CIE L*a*b* under D65."""
     to_xyz = [[0.4124564, 0.3575761, 0.1804375], [0.2126729, 0.7151522, 0.0721750],
               [0.0193339, 0.1191920, 0.9503041]]  # fmt: skip
     xyz = np.asarray(to_xyz) @ rgb / [0.95047, 1.0, 1.08883]

@@ -1,4 +1,4 @@
-"""What run folders may hold beside scores: shown, left out if missing, named if damaged."""
+"""Optional files of run folders: shown, skipped if missing, named if damaged."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_pictures_with_their_captions(tmp_path: Path) -> None:
     section = page.id("inside")
     assert section is not None
     fixed, first, second = section.all("figure")
-    assert fixed.text.startswith("The course of the chains · bbb")
+    assert fixed.text.startswith("Traces of the chains · bbb")
     assert first.all("img")[0].attributes["alt"] == "A histogram."
     assert first.text.startswith("<b>Signal</b> · bbb")
     assert "What to see." in first.text
@@ -120,7 +120,7 @@ def test_a_prior_that_does_not_count(tmp_path: Path) -> None:
         (tmp_path / "runs" / f"{name}-0" / "metrics.jsonl").write_text(json.dumps(row) + "\n")
     (notice,) = notices.prior_ignored(load_results(tmp_path))
     said = notice.text.striptags().replace("\u202f", " ")
-    assert said.startswith("bbb (KL is 0.1 % of the loss): this is a point estimate.")
+    assert said.startswith("bbb (KL is 0.1 % of the loss): in effect a point estimate.")
 
 
 def test_a_run_that_names_no_folder(tmp_path: Path) -> None:

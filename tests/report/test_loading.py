@@ -1,4 +1,4 @@
-"""Reading a comparison's folder: what must be there, what may be missing, what is damaged."""
+"""Loading the folder of a comparison: required, missing and damaged files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each warning fires on what it is about, and stays silent otherwise."""
+"""Each notice appears when its problem is present, and only then."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def said(rule: notices.Rule, results: Results) -> list[str]:
 
 
 def results_of(folder: Path, methods: dict[str, dict[str, Any]], **changes: Any) -> Results:
-    """Results of bare scores, without files of runs."""
+    """Return results with scores only, without files of runs."""
     table = {"data": "digits", "methods": methods, **changes}
     (folder / "results.json").write_text(json.dumps(table), encoding="utf-8")
     return load_results(folder)
@@ -31,8 +31,8 @@ def test_underfitting_is_more_than_two_points_behind_map(tmp_path: Path) -> None
     methods = {"map": 0.98, "good": 0.961, "bad": 0.95, "worse": 0.9}
     results = results_of(tmp_path, {name: {"accuracy": value} for name, value in methods.items()})
     assert said(notices.underfitting, results) == [
-        "worse (by 8.0 points) and bad (by 3.0 points) are less accurate than map: underfitting. "
-        "Train longer, or lower the noise or the prior’s weight."
+        "worse (by 8.0 percentage points) and bad (by 3.0 percentage points) are less accurate than map: "
+        "underfitting. Train longer, or reduce the noise or the weight of the prior."
     ]
     without = results_of(tmp_path, {"good": {"accuracy": 0.9}, "bad": {"accuracy": 0.5}})
     assert said(notices.underfitting, without) == []
@@ -87,8 +87,8 @@ def test_an_ensemble_s_next_member_is_not_overfitting(tmp_path: Path) -> None:
 def test_surer_about_the_unfamiliar(tmp_path: Path) -> None:
     results = results_of(tmp_path, {"map": {"auroc_ood": 0.49}, "mle": {"auroc_ood": 0.5}})
     assert said(notices.blind_to_the_unfamiliar, results) == [
-        "map (AUROC 0.49) is surer about unfamiliar inputs than about test inputs: here entropy is "
-        "no alarm."
+        "map (AUROC 0.49) is more certain about unfamiliar inputs than about test inputs: do not rely on "
+        "entropy here."
     ]
 
 

@@ -1,4 +1,4 @@
-"""The page: its numbers, its safety, its structure, and odd comparisons."""
+"""The page: numbers, safety, structure, and unusual comparisons."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from sklearn.metrics import accuracy_score, log_loss, roc_auc_score, roc_curve
 
 from torchbayes.experiments.saved_predictions import Predictions
 from torchbayes.report import write_report
+from torchbayes.report.columns import COLUMNS
+from torchbayes.report.fragment import glossary
 
 from .folders import CLASSES, write_folder
 from .parsing import Page
@@ -41,7 +43,7 @@ def page_of(folder: Path) -> Page:
 
 
 def check_structure(page: Page) -> None:
-    """What holds for every page, whatever is in it."""
+    """Check what holds for every page, whatever its content."""
     assert page.doctype == "doctype html"
     assert page.all("html")[0].attributes["lang"] == "en"
     assert page.all("title")[0].text
@@ -71,7 +73,7 @@ def check_structure(page: Page) -> None:
 
 
 def check_self_contained(page: Page) -> None:
-    """Nothing to load and no script but its own, whose digest the policy names."""
+    """Check that the page loads nothing and runs only its own script, whose digest is in the policy."""
     loading = ("src", "href", "srcset", "action", "data", "poster", "formaction", "background")
     for node in page.root.walk():
         assert not any(name.startswith("on") for name in node.attributes)
@@ -99,7 +101,7 @@ def sections(page: Page) -> list[str]:
 
 
 def truth(predictions: Predictions) -> dict[str, float]:
-    """The scores by scikit-learn and NumPy."""
+    """Compute the scores with scikit-learn and NumPy."""
     assert predictions.ood_probs is not None
     probs, targets = predictions.probs.double().numpy(), predictions.targets.numpy()
     foreign = predictions.ood_probs.double().numpy()
@@ -363,6 +365,11 @@ def test_every_column_is_explained(tmp_path: Path) -> None:
         entry = page.id(link.attributes["href"].removeprefix("#"))
         assert entry is not None
         assert entry.all("dd")[0].text == link.attributes["title"]
+
+
+def test_every_score_has_an_entry_in_the_glossary() -> None:
+    assert list(glossary()["scores"]) == [column.key for column in COLUMNS]
+    assert all(text.endswith(".") for entries in glossary().values() for text in entries.values())
 
 
 def test_damaged_predictions_are_named(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The report of a comparison: one HTML page that reads well, prints well and needs nothing else."""
+"""The report of a comparison: a single HTML page for screen and print that loads nothing else."""
 
 from torchbayes.report.loading import load_results
 from torchbayes.report.page import render_page, write_report
@@ -6,12 +6,6 @@ from torchbayes.report.results import MethodResult, Results, RunResult
 from torchbayes.report.tables import latex_table, markdown_table
 
 __all__ = [
-    "MethodResult",
-    "Results",
-    "RunResult",
-    "latex_table",
-    "load_results",
-    "markdown_table",
-    "render_page",
+    "MethodResult", "Results", "RunResult", "latex_table", "load_results", "markdown_table", "render_page",
     "write_report",
-]
+]  # fmt: skip

@@ -1,8 +1,8 @@
-"""Pictures that other commands leave in a run folder for the page to show.
+"""Pictures that other commands save in a run folder for the page.
 
-A picture is `pictures/NAME.png` or `.svg` with its words in `pictures/NAME.json`: `title`, `caption` and
-`alt`, what it shows for those who cannot see it. A few commands leave one picture of a fixed name in the
-run folder itself; its words are here.
+A picture is `pictures/NAME.png` or `.svg`, described in `pictures/NAME.json` by `title`, `caption` and
+`alt`, its text alternative. A few commands write one picture of a fixed name to the run folder itself;
+those are described here.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ _KINDS = {".png": "image/png", ".svg": "image/svg+xml"}
 _LARGEST = 4 << 20
 _FIXED = {
     "curve.png": {
-        "title": "The regression with its band",
+        "title": "Regression with predictive intervals",
         "caption": "The predicted mean and intervals over the training data.",
-        "alt": "Predicted mean with its band against the input, with the training data.",
+        "alt": "Predicted mean and intervals against the input, with the training data.",
     },
     "traces.png": {
-        "title": "The course of the chains",
-        "caption": "Chains that have converged lie over each other and show no trend.",
-        "alt": "Traces of the sampler's chains over the updates.",
+        "title": "Traces of the chains",
+        "caption": "Chains that have converged overlap and show no trend.",
+        "alt": "Traces of the sampler's chains against the number of updates.",
     },
     "weights.png": {
-        "title": "Weights of the draws",
-        "caption": "How weights vary over draws of the posterior, and how they depend on each other.",
-        "alt": "Scatter plots and histograms of pairs of weights over draws.",
+        "title": "Weights across draws",
+        "caption": "How weights vary across posterior draws, and how they depend on each other.",
+        "alt": "Scatter plots and histograms of pairs of weights across draws.",
     },
 }
 
@@ -46,10 +46,10 @@ class Picture:
     """A picture of a run.
 
     Attributes:
-        title: Its heading.
-        caption: What to see in it; may be empty.
-        alt: What it shows, in words.
-        uri: The picture itself as a data URI.
+        title: Heading.
+        caption: What to look for; may be empty.
+        alt: Text alternative.
+        uri: The picture as a data URI.
     """
 
     title: str
@@ -61,15 +61,15 @@ class Picture:
 def save_picture(
     run: str | Path, name: str, figure: Figure, *, title: str, caption: str, alt: str
 ) -> Path:
-    """Leave a picture in a run folder; `torchbayes report` shows it.
+    """Save a picture in a run folder, where `torchbayes report` finds it.
 
     Args:
-        run: The run folder.
-        name: The file's name without its ending.
+        run: Run folder.
+        name: File name without its extension.
         figure: A matplotlib figure.
-        title: Its heading.
-        caption: What to see in it.
-        alt: What it shows, in words.
+        title: Heading.
+        caption: What to look for.
+        alt: Text alternative.
 
     Returns:
         The path of the PNG file.
@@ -83,11 +83,11 @@ def save_picture(
 
 
 def read_pictures(run: Path, problems: list[str]) -> tuple[Picture, ...]:
-    """The pictures of a run folder, in the order of their names.
+    """Read the pictures of a run folder, in the order of their names.
 
     Args:
-        run: The run folder.
-        problems: Gets a sentence for each picture that cannot be shown.
+        run: Run folder.
+        problems: List that receives a sentence for each picture that cannot be shown.
     """
     found: list[Picture] = []
     folder = run / "pictures"
@@ -101,23 +101,14 @@ def read_pictures(run: Path, problems: list[str]) -> tuple[Picture, ...]:
             continue
         words = _FIXED[file.name] if file.parent == run else _words(file.with_suffix(".json"))
         title = words.get("title") or file.stem.replace("-", " ").replace("_", " ")
-        data = base64.b64encode(file.read_bytes()).decode("ascii")
-        found.append(
-            Picture(
-                title,
-                words.get("caption", ""),
-                words.get("alt") or title,
-                f"data:{kind};base64,{data}",
-            )
-        )
+        uri = f"data:{kind};base64,{base64.b64encode(file.read_bytes()).decode('ascii')}"
+        found.append(Picture(title, words.get("caption", ""), words.get("alt") or title, uri))
     return tuple(found)
 
 
 def _words(file: Path) -> dict[str, str]:
     try:
         words = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return {key: value for key, value in words.items() if isinstance(value, str)}
+    except (OSError, ValueError, AttributeError):
         return {}
-    if not isinstance(words, dict):
-        return {}
-    return {str(key): value for key, value in words.items() if isinstance(value, str)}

@@ -1,4 +1,4 @@
-"""What a run folder may hold beside scores and predictions, each in a file that may be missing.
+"""Optional files of a run folder beside scores and predictions.
 
 draws.json          scores of the average over the first 1, 2, 4, … draws       (evaluate)
 corruptions.json    scores on damaged test images                              (evaluate --corruptions)
@@ -18,23 +18,23 @@ from typing import Any
 
 from torchbayes.report.attach import Picture, read_pictures
 
-__all__ = ["Calibration", "Extras", "read_extras"]
+__all__ = ["Calibration", "Extras", "finite_numbers", "read_extras"]
 
 Numbers = Mapping[str, float]
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """What can be put right after training.
+    """Corrections after training.
 
     Attributes:
-        fitted_on: The examples that it was fitted on, in words.
-        scored_on: The examples that it was scored on, in words.
-        temperature: The temperature that probabilities were taken to.
-        before: Scores before that.
-        after: Scores after it.
-        conformal: For each coverage that was asked for: target, coverage and mean_size.
-        abstention: For each risk that was asked for: target, coverage and, if anything was answered, risk.
+        fitted_on: Examples used for fitting, in words.
+        scored_on: Examples used for scoring, in words.
+        temperature: Temperature of the scaled probabilities.
+        before: Scores before scaling.
+        after: Scores after scaling.
+        conformal: For each requested coverage: target, coverage and mean_size.
+        abstention: For each requested risk: target, coverage and, if anything was answered, risk.
     """
 
     fitted_on: str
@@ -52,10 +52,10 @@ class Extras:
 
     Attributes:
         draws: Rows of draws, nll and accuracy, from one draw to all.
-        corruptions: For each kind of damage rows of severity (0 is none), accuracy, nll and ece.
+        corruptions: For each kind of damage, rows of severity (0 is none), accuracy, nll and ece.
         corruption_note: What was damaged, and how.
-        calibration: What was put right after training, or None.
-        rhat: The largest R-hat that was found, or None.
+        calibration: Corrections after training, or None.
+        rhat: Largest R-hat, or None.
         pictures: Pictures of the run.
     """
 
@@ -71,8 +71,8 @@ def read_extras(run: Path, problems: list[str]) -> Extras:
     """Read the optional files of a run folder.
 
     Args:
-        run: The run folder.
-        problems: Gets a sentence for each file that is damaged.
+        run: Run folder.
+        problems: List that receives a sentence for each damaged file.
     """
 
     def read(name: str, make: Callable[[Any], Any], default: Any) -> Any:
@@ -87,7 +87,7 @@ def read_extras(run: Path, problems: list[str]) -> Extras:
 
     kinds, note = read("corruptions.json", _corruptions, ({}, ""))
     return Extras(
-        draws=read("draws.json", lambda rows: tuple(_numbers(row) for row in rows), ()),
+        draws=read("draws.json", lambda rows: tuple(map(finite_numbers, rows)), ()),
         corruptions=kinds,
         corruption_note=note,
         calibration=read("calibration.json", _calibration, None),
@@ -96,19 +96,19 @@ def read_extras(run: Path, problems: list[str]) -> Extras:
     )
 
 
-def _numbers(table: Mapping[str, Any]) -> dict[str, float]:
+def finite_numbers(table: Mapping[str, Any]) -> dict[str, float]:
+    """Return the entries of a table that are finite numbers."""
     return {
-        str(key): float(value)
+        key: float(value)
         for key, value in table.items()
         if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     }
 
 
 def _corruptions(table: Mapping[str, Any]) -> tuple[dict[str, tuple[Numbers, ...]], str]:
-    clean = {**_numbers(table["clean"]), "severity": 0.0}
+    clean = {**finite_numbers(table["clean"]), "severity": 0.0}
     kinds: dict[str, tuple[Numbers, ...]] = {
-        str(kind): (clean, *(_numbers(row) for row in rows))
-        for kind, rows in table["kinds"].items()
+        kind: (clean, *map(finite_numbers, rows)) for kind, rows in table["kinds"].items()
     }
     if any("severity" not in row for rows in kinds.values() for row in rows):
         raise ValueError("a row has no severity")
@@ -127,27 +127,24 @@ def _calibration(table: Mapping[str, Any]) -> Calibration:
         str(table.get("fitted_on", "held-out examples")),
         str(table.get("scored_on", "the test split")),
         float(scaling["value"]),
-        _numbers(scaling["before"]),
-        _numbers(scaling["after"]),
-        tuple(_numbers(row) for row in table.get("conformal", ())),
-        tuple(_numbers(row) for row in table.get("abstention", ())),
+        finite_numbers(scaling["before"]),
+        finite_numbers(scaling["after"]),
+        tuple(map(finite_numbers, table.get("conformal", ()))),
+        tuple(map(finite_numbers, table.get("abstention", ()))),
     )
 
 
 def _rhat(table: Any) -> float | None:
-    found = [value for value in _named(table, ("rhat", "r_hat")) if math.isfinite(value)]
-    return max(found, default=None)
+    return max(filter(math.isfinite, _rhats(table)), default=None)
 
 
-def _named(value: Any, names: tuple[str, ...], inside: bool = False) -> Iterator[float]:
-    """All numbers below a key of one of the names."""
+def _rhats(value: Any, inside: bool = False) -> Iterator[float]:
+    """Yield all numbers below a key that names R-hat."""
     if isinstance(value, dict):
         for key, item in value.items():
-            yield from _named(
-                item, names, inside or any(name in str(key).lower() for name in names)
-            )
+            yield from _rhats(item, inside or "rhat" in str(key).lower().replace("_", ""))
     elif isinstance(value, list):
         for item in value:
-            yield from _named(item, names, inside)
+            yield from _rhats(item, inside)
     elif inside and isinstance(value, (int, float)) and not isinstance(value, bool):
         yield float(value)

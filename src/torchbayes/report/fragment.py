@@ -1,8 +1,9 @@
-"""A section of the page, and the templates that sections are written with."""
+"""Sections of the page and the templates that render them."""
 
 from __future__ import annotations
 
 import functools
+import json
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any
@@ -10,22 +11,21 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from torchbayes.report.charts import swatch
 from torchbayes.report.svg import colour
-from torchbayes.report.wording import method_name
+from torchbayes.report.wording import method_name, swatch
 
-__all__ = ["Section", "read_asset", "render"]
+__all__ = ["Section", "glossary", "read_asset", "render"]
 
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page with a heading of its own.
+    """A part of the page with its own heading.
 
     Attributes:
-        id: Its anchor.
-        menu: Its name in the menu.
-        title: Its heading.
-        body: What is under the heading.
+        id: Anchor.
+        menu: Name in the menu.
+        title: Heading.
+        body: Content below the heading.
     """
 
     id: str
@@ -35,8 +35,15 @@ class Section:
 
 
 def read_asset(name: str) -> str:
-    """A file of the templates folder, also from inside a zipped package."""
+    """Read a file of the templates folder, even from a zipped package."""
     return (resources.files(__package__) / "templates" / name).read_text(encoding="utf-8")
+
+
+@functools.cache
+def glossary() -> dict[str, dict[str, str]]:
+    """Return the explanations of the scores, by key, and of the terms on the page."""
+    explained: dict[str, dict[str, str]] = json.loads(read_asset("glossary.json"))
+    return explained
 
 
 @functools.cache
@@ -53,5 +60,5 @@ def _environment() -> jinja2.Environment:
 
 
 def render(template: str, **values: Any) -> Markup:
-    """Fill in a template of the templates folder; plain text in `values` is escaped."""
+    """Render a template; plain strings in `values` are escaped."""
     return Markup(_environment().get_template(template).render(**values))

@@ -1,39 +1,40 @@
-"""Reading a comparison's folder, checked on the way in."""
+"""Load and check the folder of a comparison."""
 
 from __future__ import annotations
 
 import json
-import math
 import zipfile
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
 from torchbayes import metrics
 from torchbayes.experiments.saved_predictions import Predictions
-from torchbayes.report.extras import read_extras
+from torchbayes.report.extras import finite_numbers, read_extras
 from torchbayes.report.results import Images, MethodResult, Results, Row, RunResult
 from torchbayes.train.run_folder import RunFolder
 
 __all__ = ["load_results"]
 
+_T = TypeVar("_T", str, list[Any], dict[str, Any])
+
 
 def load_results(folder: str | Path) -> Results:
-    """Read the folder that `torchbayes compare` writes.
+    """Load the folder that `torchbayes compare` writes.
 
-    A single run's folder, with `config.toml` and `scores.json`, is read as a comparison of one. Otherwise
-    only `results.json` has to be there. Files of single runs and pictures that are missing are left
-    out; those that are damaged are left out too and named in `Results.problems`.
+    The folder of a single run, with `config.toml` and `scores.json`, is loaded as a comparison of one.
+    Otherwise only `results.json` is required. Missing files of runs and missing pictures are skipped;
+    damaged ones are skipped too and named in `Results.problems`.
 
     Args:
-        folder: The folder with `results.json`.
+        folder: Folder with `results.json`.
 
     Raises:
-        ValueError: If `results.json` is missing, damaged or something else.
+        ValueError: If `results.json` is missing, damaged or not the result of a comparison.
 
     Example:
         >>> import tempfile, pathlib
@@ -46,30 +47,28 @@ def load_results(folder: str | Path) -> Results:
     table = _one_run(folder) or _read_table(folder / "results.json")
     problems: list[str] = []
     methods = tuple(
-        _method(folder, str(name), index, entry, problems)
+        _method(folder, name, index, entry, problems)
         for index, (name, entry) in enumerate(table["methods"].items())
     )
-    failed = table.get("failed")
-    settings = table.get("settings")
     ood = table.get("ood")
     return Results(
-        version=_text(table.get("torchbayes")),
-        created=_text(table.get("created")),
-        data=_text(table.get("data")),
-        model=_text(table.get("model")),
-        classes=tuple(str(name) for name in _list(table.get("classes"))),
+        version=_get(table, "torchbayes", str),
+        created=_get(table, "created", str),
+        data=_get(table, "data", str),
+        model=_get(table, "model", str),
+        classes=tuple(map(str, _get(table, "classes", list))),
         ood=None if ood is None else str(ood),
-        notes=tuple(str(note) for note in _list(table.get("notes"))),
-        settings=settings if isinstance(settings, dict) else {},
+        notes=tuple(map(str, _get(table, "notes", list))),
+        settings=_get(table, "settings", dict),
         methods=methods,
-        failed={str(k): str(v) for k, v in failed.items()} if isinstance(failed, dict) else {},
+        failed={name: str(reason) for name, reason in _get(table, "failed", dict).items()},
         images=_images(folder / "images.npz", problems),
         problems=tuple(problems),
     )
 
 
 def _one_run(folder: Path) -> dict[str, Any] | None:
-    """The table that a comparison of this run alone would have, if the folder is a run's."""
+    """Return the table of a comparison of this run alone, or None if the folder is not a run's."""
     if (folder / "results.json").exists() or not (folder / "scores.json").exists():
         return None
     try:
@@ -78,14 +77,9 @@ def _one_run(folder: Path) -> dict[str, Any] | None:
         row = {**scores, "runs": [{"seed": config.get("seed"), "folder": ".", **scores}]}
     except (OSError, ValueError, TypeError) as error:
         raise ValueError(f"{folder} is not a finished run: {error}") from error
-    shown = {k: v for k, v in config.items() if k not in ("data", "model", "method", "torchbayes")}
-    return {
-        "torchbayes": config.get("torchbayes"),
-        "data": config.get("data"),
-        "model": config.get("model"),
-        "settings": shown,
-        "methods": {_text(config.get("method")) or folder.name: row},
-    }
+    named = {key: config.pop(key, None) for key in ("torchbayes", "data", "model", "method")}
+    name = _get(named, "method", str) or folder.name
+    return {**named, "settings": config, "methods": {name: row}}
 
 
 def _read_table(path: Path) -> dict[str, Any]:
@@ -118,15 +112,15 @@ def _method(
 ) -> MethodResult:
     runs: list[RunResult] = []
     predictions, seed = None, None
-    for run in _list(entry.get("runs")):
+    for run in _get(entry, "runs", list):
         if not isinstance(run, dict):
             continue
-        number = run.get("seed")
-        # Of an older version, or written by hand: a run that names no folder has no files.
-        place = folder / (_text(run.get("folder")) or "no-folder")
+        number = run.pop("seed", None)
+        # A run of an older version, or one written by hand, may name no folder: it has no files.
+        place = folder / (_get(run, "folder", str) or "no-folder")
         result = RunResult(
             number if isinstance(number, int) else None,
-            _scores(run, without=("seed",)),
+            _scores(run),
             _history(place / "metrics.jsonl"),
             read_extras(place, problems),
         )
@@ -137,14 +131,13 @@ def _method(
                 predictions, seed = _predictions(file), result.seed
             except ValueError as error:
                 problems.append(f"{name}'s predictions are not shown: {error}")
-    spread = entry.get("spread")
     return MethodResult(
         name=name,
         index=index,
-        summary=_text(entry.get("summary")),
-        paper=_text(entry.get("paper")),
+        summary=_get(entry, "summary", str),
+        paper=_get(entry, "paper", str),
         scores=_scores(entry),
-        spread=_scores(spread) if isinstance(spread, dict) else {},
+        spread=_scores(_get(entry, "spread", dict)),
         runs=tuple(runs),
         predictions=predictions,
         seed=seed,
@@ -152,7 +145,7 @@ def _method(
 
 
 def _predictions(file: Path) -> Predictions:
-    """Read predictions, or raise a `ValueError` if a figure could not be drawn of them."""
+    """Load predictions; raise `ValueError` if they cannot be plotted."""
     if not zipfile.is_zipfile(file):
         raise ValueError(f"{file} is cut short or damaged")
     try:
@@ -190,38 +183,26 @@ def _images(file: Path, problems: list[str]) -> Images | None:
 
 
 def _history(file: Path) -> tuple[Row, ...]:
-    """The whole lines of a metrics.jsonl; a kill may have cut the last one short."""
+    """Read the complete lines of a metrics.jsonl; a kill may have cut the last one short."""
     rows: list[Row] = []
-    if file.is_file():
-        for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
-            try:
-                row = json.loads(line)
-            except ValueError:
-                break
-            if isinstance(row, dict):
-                numbers = {key: _number(value) for key, value in row.items()}
-                rows.append({key: value for key, value in numbers.items() if value is not None})
+    text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+    for line in text.splitlines():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            break
+        if isinstance(row, dict):
+            rows.append(finite_numbers(row))
     return tuple(rows)
 
 
-def _scores(table: Mapping[str, Any], without: tuple[str, ...] = ()) -> dict[str, float | None]:
-    return {
-        key: _number(value)
-        for key, value in table.items()
-        if key not in without and (value is None or isinstance(value, (int, float)))
-    }
+def _scores(table: Mapping[str, Any]) -> dict[str, float | None]:
+    """Return the numbers of a table; undefined ones, null in JSON or NaN, are None."""
+    finite = finite_numbers(table)
+    return {k: finite.get(k) for k, v in table.items() if v is None or isinstance(v, (int, float))}
 
 
-def _number(value: Any) -> float | None:
-    """A finite number, or None: what is undefined is null in JSON, NaN elsewhere."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    return float(value) if math.isfinite(value) else None
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else ""
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
+def _get(table: Mapping[str, Any], key: str, kind: type[_T]) -> _T:
+    """Return the value of a key, or an empty one if it is missing or of another type."""
+    value = table.get(key)
+    return value if isinstance(value, kind) else kind()

@@ -17,12 +17,16 @@ from torchbayes.report.results import Results
 from torchbayes.report.sections.abstaining import abstaining_section
 from torchbayes.report.sections.afterwards import afterwards_section
 from torchbayes.report.sections.calibration import calibration_section
-from torchbayes.report.sections.closing import failed_section, glossary_section, settings_section
+from torchbayes.report.sections.closing import (
+    failed_section,
+    glossary_section,
+    inside_section,
+    settings_section,
+)
 from torchbayes.report.sections.comparison import comparison_section
 from torchbayes.report.sections.draws import draws_section
 from torchbayes.report.sections.examples import examples_section
 from torchbayes.report.sections.headline import headline
-from torchbayes.report.sections.inside import inside_section
 from torchbayes.report.sections.notices import notices_section
 from torchbayes.report.sections.shift import shift_section
 from torchbayes.report.sections.training import training_section
@@ -33,37 +37,26 @@ from torchbayes.report.wording import whole
 __all__ = ["SECTIONS", "render_page", "write_report"]
 
 SECTIONS: tuple[Callable[[Results], Section | None], ...] = (
-    notices_section,
-    comparison_section,
-    failed_section,
-    calibration_section,
-    unfamiliar_section,
-    shift_section,
-    abstaining_section,
-    afterwards_section,
-    examples_section,
-    draws_section,
-    training_section,
-    inside_section,
-    settings_section,
-    glossary_section,
-)
-"""The page from top to bottom. A section that has nothing to show gives None and is left out."""
+    notices_section, comparison_section, failed_section, calibration_section, unfamiliar_section,
+    shift_section, abstaining_section, afterwards_section, examples_section, draws_section,
+    training_section, inside_section, settings_section, glossary_section,
+)  # fmt: skip
+"""The page from top to bottom. A section with nothing to show returns None and is left out."""
 
 
 def write_report(folder: str | Path) -> Path:
-    """Write the page of a comparison, and its table as `table.md` and `table.tex` beside it.
+    """Write the HTML report of a comparison, with its table as `table.md` and `table.tex` beside it.
 
-    The page is one file: styles, figures and pictures are inside, and it asks for nothing else.
+    The page is a single file: styles, figures and pictures are embedded, and it loads nothing.
 
     Args:
-        folder: The folder that `torchbayes compare` wrote, with `results.json`.
+        folder: Folder written by `torchbayes compare`, with `results.json`.
 
     Returns:
         The path of `report.html` in that folder.
 
     Raises:
-        ValueError: If `results.json` is missing, damaged or something else.
+        ValueError: If `results.json` is missing, damaged or not the result of a comparison.
 
     Example:
         >>> import pathlib, tempfile
@@ -80,40 +73,34 @@ def write_report(folder: str | Path) -> Path:
 
 
 def render_page(results: Results) -> str:
-    """The page as text.
+    """Return the page as HTML.
 
     Args:
-        results: What `load_results` read.
+        results: Results from `load_results`.
     """
     found = (make(results) for make in SECTIONS)
     script = read_asset("script.js")
-    # The page may run this script and nothing else, and may ask for nothing: not even a class name
-    # that got past the escaping could do harm.
+    # The page may run only this script and may load nothing, so even a class name that got past the
+    # escaping could do no harm.
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
+    sizes = {scored.value for scored in results.scored("parameters")}
     return render(
         "page.html.j2",
         results=results,
         headline=headline(results),
         sections=[section for section in found if section is not None],
         created=_date(results.created),
-        parameters=_parameters(results),
+        parameters=whole(sizes.pop()) if len(sizes) == 1 else "",
         style=Markup(read_asset("style.css")),
         script=Markup(script),
         script_digest=digest,
     )
 
 
-def _parameters(results: Results) -> str:
-    """The size of the network, if it is the same for all methods."""
-    sizes = {scored.value for scored in results.scored("parameters")}
-    return whole(sizes.pop()) if len(sizes) == 1 else ""
-
-
 def _date(iso: str) -> str:
-    """A day and time to read; as it is if it is not an ISO time."""
+    """Format an ISO time for readers; return anything else unchanged."""
     try:
         moment = datetime.fromisoformat(iso.replace("Z", "+00:00"))
     except ValueError:
         return iso
-    zone = f" {moment.tzname()}" if moment.tzname() else ""
-    return f"{moment.day} {moment:%B %Y, %H:%M}{zone}"
+    return f"{moment.day} {moment:%B %Y, %H:%M %Z}".rstrip()

@@ -1,4 +1,4 @@
-"""Input tensors as small PNG pictures that a page can carry inside itself."""
+"""Input tensors as small PNG pictures embedded in the page."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ __all__ = ["data_uri", "value_range"]
 
 
 def value_range(pictures: npt.NDArray[Any]) -> tuple[float, float]:
-    """The values to show as black and white.
+    """Return the values to show as black and white.
 
-    Bytes span 0 to 255 and floating-point images 0 to 1; normalised ones span what they have.
+    These are 0 and 255 for bytes, 0 and 1 for floating-point images, and the extremes of normalised ones.
 
     Args:
         pictures: (examples, channels, height, width).
@@ -35,11 +35,11 @@ def value_range(pictures: npt.NDArray[Any]) -> tuple[float, float]:
 
 
 def data_uri(picture: npt.NDArray[Any], limits: tuple[float, float]) -> str:
-    """One picture as a data URI.
+    """Encode one picture as a data URI.
 
     Args:
         picture: (channels, height, width); three channels are colour, any other number is averaged.
-        limits: The values of black and white.
+        limits: Values of black and white.
     """
     low, high = limits
     scaled = np.nan_to_num((picture.astype(np.float64) - low) / (high - low), nan=0.0)

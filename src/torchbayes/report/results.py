@@ -1,4 +1,4 @@
-"""The results of a comparison, as sections of the page use them."""
+"""The results of a comparison as the sections of the page use them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torchbayes.report.extras import Extras
 __all__ = ["Images", "MethodResult", "Results", "Row", "RunResult", "Scored"]
 
 Row = Mapping[str, float]
-"""One epoch's numbers."""
+"""Numbers of one epoch."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,10 +22,10 @@ class RunResult:
     """One run of a method.
 
     Attributes:
-        seed: Its seed, or None if it was not noted.
-        scores: Its scores; None where a score is undefined.
-        history: One row of numbers for every epoch.
-        extras: What else its folder holds.
+        seed: Random seed, or None if it was not recorded.
+        scores: Scores; None where undefined.
+        history: One row of numbers per epoch.
+        extras: Optional files of its folder.
     """
 
     seed: int | None
@@ -39,15 +39,15 @@ class MethodResult:
     """One method over all its seeds.
 
     Attributes:
-        name: The method's name.
-        index: Its place in the comparison: gives it one colour in all figures.
-        summary: One line on what it does.
-        paper: Where it is from.
-        scores: Means over seeds; None where a score is undefined.
+        name: Name of the method.
+        index: Position in the comparison; determines its colour in all figures.
+        summary: One-line description.
+        paper: Source.
+        scores: Means over seeds; None where undefined.
         spread: Standard deviations over seeds; empty with one seed.
-        runs: The runs behind them.
-        predictions: The predictions of the first run that has them, or None.
-        seed: The seed of that run.
+        runs: The individual runs.
+        predictions: Predictions of the first run that has them, or None.
+        seed: Seed of that run.
     """
 
     name: str
@@ -62,7 +62,7 @@ class MethodResult:
 
 
 class Scored(NamedTuple):
-    """A method and its value of a score it has."""
+    """The value of a score and the method that has it."""
 
     value: float
     method: MethodResult
@@ -70,7 +70,7 @@ class Scored(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """Pictures of the first test inputs and, if there are some, out-of-distribution inputs.
+    """Pictures of the first test inputs and, if available, out-of-distribution inputs.
 
     Attributes:
         test: (examples, channels, height, width), uint8 or floating point.
@@ -83,21 +83,21 @@ class Images:
 
 @dataclass(frozen=True, eq=False)
 class Results:
-    """A comparison: what was asked for, what came out, and what went wrong.
+    """A comparison: its settings, results and problems.
 
     Attributes:
-        version: The torchbayes version that wrote it.
-        created: When, as an ISO time; empty if unknown.
+        version: Version of torchbayes that wrote it.
+        created: Time of creation in ISO format; empty if unknown.
         data: Name of the data set.
         model: Name of the network.
         classes: Names of the classes.
         ood: Name of the out-of-distribution set, or None.
         notes: Sentences about the data.
-        settings: The settings that all runs share.
-        methods: The methods that finished, in the order they were asked for.
-        failed: Why each method that failed did.
+        settings: Settings shared by all runs.
+        methods: Methods that finished, in the requested order.
+        failed: Reason for each method that failed.
         images: Pictures of inputs, or None.
-        problems: What could not be read and is therefore not shown, one sentence each.
+        problems: One sentence for each file that could not be read and is therefore not shown.
     """
 
     version: str
@@ -114,22 +114,18 @@ class Results:
     problems: tuple[str, ...]
 
     def find(self, name: str) -> MethodResult | None:
-        """The method called `name`, if it is one of the comparison."""
+        """Return the method called `name`, or None."""
         return next((method for method in self.methods if method.name == name), None)
 
     def scored(self, key: str) -> list[Scored]:
-        """The methods that have the score `key`, with its value."""
-        return [
-            Scored(value, method)
-            for method in self.methods
-            if (value := method.scores.get(key)) is not None
-        ]
+        """Return the methods that have the score `key`, with its value."""
+        return [Scored(v, m) for m in self.methods if (v := m.scores.get(key)) is not None]
 
     @property
     def predicted(self) -> tuple[tuple[MethodResult, Predictions], ...]:
-        """The methods whose predictions could be read, with these."""
+        """Methods whose predictions could be read, with the predictions."""
         return tuple((m, m.predictions) for m in self.methods if m.predictions is not None)
 
     def class_name(self, index: int) -> str:
-        """The name of a class, its number if it has none."""
+        """Return the name of a class, or its number if it has none."""
         return self.classes[index] if index < len(self.classes) else str(index)

@@ -1,7 +1,7 @@
 """A small plotting kit that draws inline SVG in the page's own colours.
 
-matplotlib's SVG fixes colours and carries its own copy of every style; here shapes get classes, and
-style.css colours them for light, dark and print. Text is escaped by ElementTree.
+matplotlib's SVG has fixed colours and repeats every style inline; here shapes get classes, which
+style.css colours for light, dark and print. ElementTree escapes the text.
 """
 
 from __future__ import annotations
@@ -15,17 +15,9 @@ import numpy.typing as npt
 from markupsafe import Markup
 
 __all__ = [
-    "Array",
-    "Axis",
-    "Panel",
-    "colour",
-    "element",
-    "linear_ticks",
-    "log_ticks",
-    "marker",
-    "markup",
-    "thin",
-]
+    "Array", "Axis", "Panel", "colour", "element", "linear_ticks", "log_ticks", "marker", "markup",
+    "percent_tick", "thin",
+]  # fmt: skip
 
 Array = npt.NDArray[np.float64]
 
@@ -40,7 +32,7 @@ _MARKERS = (
 
 
 def colour(index: int) -> str:
-    """The classes that give the method of that index its colour and, past seven, its dashes."""
+    """Return the CSS classes for a method's colour and, past seven methods, its dashes."""
     dash = index // HUES % DASHES
     return f"m{index % HUES}" + (f" d{dash}" if dash else "")
 
@@ -48,7 +40,7 @@ def colour(index: int) -> str:
 def element(
     tag: str, *children: ElementTree.Element | str, **attributes: str | float
 ) -> ElementTree.Element:
-    """An SVG element; `class_` is class, and an underscore in a name stands for a hyphen."""
+    """Build an SVG element; `class_` means class, and underscores in names become hyphens."""
     node = ElementTree.Element(tag)
     for name, value in attributes.items():
         text = value if isinstance(value, str) else f"{value:.2f}".rstrip("0").rstrip(".")
@@ -62,24 +54,33 @@ def element(
 
 
 def markup(node: ElementTree.Element) -> Markup:
-    """The element as text that a template puts in as it is."""
+    """Serialise an element so that templates insert it unescaped."""
     return Markup(ElementTree.tostring(node, encoding="unicode"))
 
 
-def marker(index: int, x: float, y: float) -> ElementTree.Element:
-    """The shape that goes with a method's colour, for eyes that see few colours."""
-    shape = _MARKERS[index % len(_MARKERS)]
-    return element("path", d=shape, class_="marker", transform=f"translate({x:.1f},{y:.1f})")
+def percent_tick(value: float) -> str:
+    """Format a share of one as a percentage without trailing zeros."""
+    return f"{100 * value:.4g} %"
+
+
+def marker(
+    index: int, x: float, y: float, class_: str = "marker", hint: str = "", **attributes: str
+) -> ElementTree.Element:
+    """Return the marker in a method's colour; its shape helps readers who see few colours."""
+    return element(
+        "path", *_hint(hint), d=_MARKERS[index % len(_MARKERS)], class_=f"{class_} {colour(index)}",
+        transform=f"translate({x:.1f},{y:.1f})", **attributes,
+    )  # fmt: skip
 
 
 def linear_ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Round numbers from low to high.
+    """Return round numbers from `low` to `high`.
 
     Example:
         >>> linear_ticks(0.0, 1.03)
         [0.0, 0.25, 0.5, 0.75, 1.0]
     """
-    # Imported here because it takes a third of a second, which `import torchbayes.report` should not.
+    # Imported here because it takes a third of a second, too long for `import torchbayes.report`.
     from matplotlib.ticker import MaxNLocator
 
     ticks = MaxNLocator(count, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)
@@ -88,7 +89,7 @@ def linear_ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Powers of ten from low to high, with more numbers between them over few decades.
+    """Return powers of ten from `low` to `high`, with numbers in between if there are few decades.
 
     Example:
         >>> log_ticks(0.8, 25.0)
@@ -110,12 +111,12 @@ class Axis:
     """One axis of a panel.
 
     Attributes:
-        low: The value at its start.
-        high: The value at its end.
-        label: What it measures.
-        ticks: Where to write numbers.
-        show: Writes a tick's number.
-        transform: Applied before placing, such as `numpy.log10`.
+        low: Value at its start.
+        high: Value at its end.
+        label: Quantity it measures.
+        ticks: Values to label.
+        show: Formats a tick's value.
+        transform: Scale, such as `numpy.log10`.
     """
 
     low: float
@@ -126,17 +127,17 @@ class Axis:
     transform: Callable[[Array], Array] = _same
 
     def place(self, values: Array | float) -> Array:
-        """Positions from 0 to 1; values outside land outside."""
+        """Map values to positions from 0 to 1; values beyond the ends fall outside."""
         ends = self.transform(np.asarray([self.low, self.high], dtype=np.float64))
         moved = self.transform(np.asarray(values, dtype=np.float64))
         return np.asarray((moved - ends[0]) / (ends[1] - ends[0]))
 
     def describe(self, start: float, end: float) -> str:
-        """The scale for the page's script: label, ends, kind, unit and the places of the ends.
+        """Return the scale for the page's script: ends, their positions, kind, unit and label.
 
         Args:
-            start: Where the axis begins in the picture.
-            end: Where it ends.
+            start: Position of the start of the axis in the picture.
+            end: Position of its end.
         """
         kind = "linear" if self.transform is _same else "log"
         unit = "%" if self.show(0.5).endswith("%") else ""
@@ -146,18 +147,18 @@ class Axis:
 
 @dataclass
 class Panel:
-    """A rectangle with two axes that shapes are drawn in.
+    """A rectangle with two axes to draw shapes in.
 
     Attributes:
-        x: The horizontal axis.
-        y: The vertical axis.
-        width: Of the whole picture.
-        height: Of the whole picture.
-        left: The margin for the numbers of the vertical axis.
-        top: The margin above.
-        bottom: The margin for the numbers of the horizontal axis.
-        right: The margin beside.
-        nodes: What has been drawn.
+        x: Horizontal axis.
+        y: Vertical axis.
+        width: Width of the whole picture.
+        height: Height of the whole picture.
+        left: Left margin, for the numbers of the vertical axis.
+        top: Top margin.
+        bottom: Bottom margin, for the numbers of the horizontal axis.
+        right: Right margin.
+        nodes: Elements drawn so far.
     """
 
     x: Axis
@@ -171,7 +172,7 @@ class Panel:
     nodes: list[ElementTree.Element] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Draw the grid and the numbers first, so that shapes lie on top."""
+        """Draw the grid and the numbers first so that shapes lie on top."""
         x0, x1, y0, y1 = *self._span_x(), *self._span_y()
         for tick in self.y.ticks:
             at = self.at_y(tick)
@@ -192,49 +193,40 @@ class Panel:
         return self.height - self.bottom, self.top
 
     def at_x(self, value: float) -> float:
-        """Where a value is, horizontally."""
+        """Return the horizontal position of a value."""
         low, high = self._span_x()
         return low + float(self.x.place(value)) * (high - low)
 
     def at_y(self, value: float) -> float:
-        """Where a value is, vertically."""
+        """Return the vertical position of a value."""
         low, high = self._span_y()
         return low + float(self.y.place(value)) * (high - low)
 
     def points(self, x: Array, y: Array) -> Array:
-        """The places (N, 2) of many values."""
+        """Return the positions (N, 2) of many values."""
         (x0, x1), (y0, y1) = self._span_x(), self._span_y()
-        return np.stack(
-            [x0 + self.x.place(x) * (x1 - x0), y0 + self.y.place(y) * (y1 - y0)], axis=1
-        )
+        return np.stack([x0 + self.x.place(x) * (x1 - x0), y0 + self.y.place(y) * (y1 - y0)], 1)
 
     def add(
         self, tag: str, *children: ElementTree.Element | str, **attributes: str | float
-    ) -> ElementTree.Element:
+    ) -> None:
         """Draw an element."""
-        node = element(tag, *children, **attributes)
-        self.nodes.append(node)
-        return node
+        self.nodes.append(element(tag, *children, **attributes))
 
     def write(
-        self,
-        text: str,
-        x: float,
-        y: float,
-        anchor: str = "middle",
-        class_: str = "tick",
+        self, text: str, x: float, y: float, anchor: str = "middle", class_: str = "tick",
         **attributes: str,
-    ) -> None:
-        """Write a text."""
+    ) -> None:  # fmt: skip
+        """Write text at a position in the picture."""
         self.add("text", text, x=x, y=y, text_anchor=anchor, class_=class_, **attributes)
 
     def line(self, x: Array, y: Array, class_: str, hint: str = "", **attributes: str) -> None:
-        """Draw a line; `hint` shows when a pointer rests on it."""
+        """Draw a line; `hint` is shown when the pointer rests on it."""
         path = "M" + "L".join(f"{px:.1f},{py:.1f}" for px, py in thin(self.points(x, y)))
         self.add("path", *_hint(hint), d=path, class_=class_, **attributes)
 
     def area(self, x: Array, low: Array, high: Array, class_: str, **attributes: str) -> None:
-        """Fill the space between two lines."""
+        """Fill the area between two lines."""
         outline = np.concatenate([self.points(x, high), self.points(x, low)[::-1]])
         path = "M" + "L".join(f"{px:.1f},{py:.1f}" for px, py in outline) + "z"
         self.add("path", d=path, class_=class_, **attributes)
@@ -244,43 +236,28 @@ class Panel:
         left, right = self.at_x(x0), self.at_x(x1)
         top, bottom = sorted((self.at_y(y0), self.at_y(y1)))
         gap = 0.75 if right - left > 4 else 0.0
-        self.add(
-            "rect",
-            *_hint(hint),
-            x=left + gap,
-            y=top,
-            width=max(right - left - 2 * gap, 0.5),
-            height=bottom - top,
-            class_=class_,
-        )
+        width = max(right - left - 2 * gap, 0.5)
+        place = {"x": left + gap, "y": top, "width": width, "height": bottom - top}
+        self.add("rect", *_hint(hint), **place, class_=class_)
 
     def draw(self, name: str, read_off: bool = False) -> Markup:
-        """The finished picture.
+        """Return the finished picture.
 
         Args:
-            name: What it shows, for those who cannot see it.
-            read_off: Whether the page's script is to show the values of its lines at a pointer: it reads
-                them off the lines with the scales that are noted here.
+            name: Text alternative for screen readers.
+            read_off: Whether the page's script should show the values of the lines at the pointer; it
+                computes them from the lines and the scales stored here.
         """
-        size = f"0 0 {self.width:g} {self.height:g}"
-        class_ = "plot wide" if self.width >= 400 else "plot"
-        scales = {}
+        attributes = {
+            "viewBox": f"0 0 {self.width:g} {self.height:g}",
+            "role": "img",
+            "aria_label": name,
+            "class_": "plot wide" if self.width >= 400 else "plot",
+        }
         if read_off:
-            scales = {
-                "data_x": self.x.describe(*self._span_x()),
-                "data_y": self.y.describe(*self._span_y()),
-            }
-        return markup(
-            element(
-                "svg",
-                *self.nodes,
-                viewBox=size,
-                role="img",
-                aria_label=name,
-                class_=class_,
-                **scales,
-            )
-        )
+            attributes["data_x"] = self.x.describe(*self._span_x())
+            attributes["data_y"] = self.y.describe(*self._span_y())
+        return markup(element("svg", *self.nodes, **attributes))
 
 
 def _hint(text: str) -> list[ElementTree.Element]:
@@ -288,7 +265,7 @@ def _hint(text: str) -> list[ElementTree.Element]:
 
 
 def thin(points: Array, distance: float = 0.7) -> Array:
-    """Leave out points in the same cell, less than a pixel wide, as the one before; the ends stay.
+    """Drop points that share a cell, less than a pixel wide, with their predecessor; keep both ends.
 
     Example:
         >>> thin(np.asarray([[0.0, 0.0], [0.1, 0.0], [0.2, 0.0], [9.0, 9.0]])).tolist()

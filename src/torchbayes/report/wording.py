@@ -1,4 +1,4 @@
-"""Numbers and lists as a reader wants to see them."""
+"""Numbers, lists and names as text for readers."""
 
 from __future__ import annotations
 
@@ -8,44 +8,21 @@ from collections.abc import Sequence
 from markupsafe import Markup
 
 from torchbayes.report.results import MethodResult
-from torchbayes.report.svg import colour
+from torchbayes.report.svg import colour, element, marker, markup
 
 __all__ = [
-    "amount",
-    "count",
-    "duration",
-    "fixed",
-    "listing",
-    "memory",
-    "method_name",
-    "percent",
-    "seed_note",
-    "significant",
-    "times",
-    "whole",
-    "wilson",
-]
+    "amount", "count", "duration", "fixed", "listing", "memory", "method_name", "percent", "seed_note",
+    "significant", "swatch", "times", "whole", "wilson",
+]  # fmt: skip
 
 _SPACE = "\u202f"  # narrow and unbreakable, between a number and its unit
-_WORDS = [
-    "no",
-    "one",
-    "two",
-    "three",
-    "four",
-    "five",
-    "six",
-    "seven",
-    "eight",
-    "nine",
-    "ten",
-    "eleven",
-    "twelve",
-]
+_WORDS = (
+    "no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"
+)  # fmt: skip
 
 
 def fixed(value: float, decimals: int) -> str:
-    """A number with a fixed count of decimals and a real minus sign.
+    """Format a number with a fixed number of decimals and a real minus sign.
 
     Example:
         >>> fixed(0.07656, 4), fixed(-0.0000001, 2)
@@ -56,7 +33,7 @@ def fixed(value: float, decimals: int) -> str:
 
 
 def significant(value: float) -> str:
-    """A number with two or three digits that matter.
+    """Format a number with two or three significant digits.
 
     Example:
         >>> significant(0.07656), significant(1.2345), significant(123.4)
@@ -68,7 +45,7 @@ def significant(value: float) -> str:
 
 
 def percent(value: float, decimals: int = 1) -> str:
-    """A share of one as a percentage.
+    """Format a share of one as a percentage.
 
     Example:
         >>> percent(0.97556).replace("\u202f", " ")
@@ -78,7 +55,7 @@ def percent(value: float, decimals: int = 1) -> str:
 
 
 def whole(value: float) -> str:
-    """A whole number with its thousands apart.
+    """Format a whole number with its thousands separated.
 
     Example:
         >>> whole(55210.0).replace("\u202f", " ")
@@ -88,7 +65,7 @@ def whole(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time in the units that suit it.
+    """Format a time in suitable units.
 
     Example:
         >>> [duration(s).replace("\u202f", " ") for s in (0.31, 6.33, 125, 7290)]
@@ -106,7 +83,7 @@ def duration(seconds: float) -> str:
 
 
 def memory(size: float) -> str:
-    """A number of bytes in the units that suit it.
+    """Format a number of bytes in suitable units.
 
     Example:
         >>> [memory(size).replace("\u202f", " ") for size in (512, 3.1e6, 1.5e9)]
@@ -119,7 +96,7 @@ def memory(size: float) -> str:
 
 
 def amount(value: float) -> str:
-    """A large whole number with three digits that matter.
+    """Format a large whole number with three significant digits.
 
     Example:
         >>> [amount(value).replace("\u202f", " ") for value in (850, 55_050, 2_202_000)]
@@ -134,7 +111,7 @@ def amount(value: float) -> str:
 
 
 def times(factor: float) -> str:
-    """How many times as much.
+    """Format a ratio.
 
     Example:
         >>> times(0.0234), times(1.06), times(238.6)
@@ -146,7 +123,7 @@ def times(factor: float) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """A count in words, as far as words are short.
+    """Format a count, in words up to twelve.
 
     Example:
         >>> count(3, "method"), count(1, "method"), count(20, "method").replace("\u202f", " ")
@@ -157,7 +134,7 @@ def count(number: int, noun: str) -> str:
 
 
 def listing(items: Sequence[str]) -> Markup:
-    """Items in a row, as one would say them; plain ones are escaped.
+    """Join items into a list as in a sentence; plain strings are escaped.
 
     Example:
         >>> listing(["map", "mle", "<b>"])
@@ -169,17 +146,26 @@ def listing(items: Sequence[str]) -> Markup:
 
 
 def method_name(method: MethodResult) -> Markup:
-    """A method's name in its colour."""
+    """Return a method's name in its colour."""
     return Markup('<b class="method {}">{}</b>').format(colour(method.index), method.name)
 
 
+def swatch(method: MethodResult) -> Markup:
+    """Draw a short piece of a method's line, for legends."""
+    line = element("path", d="M1,7H29", class_=f"line {colour(method.index)}")
+    shape = marker(method.index, 15, 7)
+    return markup(
+        element("svg", line, shape, viewBox="0 0 30 14", class_="swatch", aria_hidden="true")
+    )
+
+
 def seed_note(method: MethodResult) -> str:
-    """Which of several runs something is about; nothing if there is one."""
+    """Name the seed of the predictions shown; empty if the method has a single run."""
     return f" (seed {method.seed})" if len(method.runs) > 1 and method.seed is not None else ""
 
 
 def wilson(share: float, examples: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of a share: unlike the usual one, it does not vanish at 0 and 1.
+    """Return Wilson's 95 % interval of a share, which, unlike the normal one, does not vanish at 0 and 1.
 
     Example:
         >>> [round(end, 3) for end in wilson(1.0, 100)]

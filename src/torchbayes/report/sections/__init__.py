@@ -1,4 +1,4 @@
-"""The sections of the page: functions that take the results and give a section, or None.
+"""The sections of the page: functions that take the results and return a section, or None.
 
-To add one, write such a function in a file of its own and put it in the list of page.py.
+To add one, write such a function in its own file and add it to the list in page.py.
 """

@@ -1,10 +1,8 @@
-"""Risk–coverage curves: what is gained by not answering where the method is least sure."""
+"""Risk–coverage curves: the gain from not answering where the method is least sure."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Sequence
 
 import numpy as np
 from markupsafe import Markup
@@ -13,7 +11,7 @@ from torchbayes import metrics
 from torchbayes.report.charts import Line, line_chart
 from torchbayes.report.fragment import Section, render
 from torchbayes.report.results import MethodResult, Results
-from torchbayes.report.svg import Axis, linear_ticks
+from torchbayes.report.svg import Axis, linear_ticks, percent_tick
 from torchbayes.report.wording import percent
 
 __all__ = ["abstaining_section"]
@@ -22,19 +20,14 @@ _COVERAGES = (1.0, 0.95, 0.9, 0.8)
 
 
 def abstaining_section(results: Results) -> Section | None:
-    """Error rate among the answers against the share of inputs that get one."""
+    """Plot the error rate among the answers against the share of inputs answered."""
     curves = [
-        (
-            method,
-            metrics.risk_coverage(p.test.confidence, p.test.prediction == p.targets),
-        )
+        (method, metrics.risk_coverage(p.test.confidence, p.test.prediction == p.targets))
         for method, p in results.predicted
     ]
     if not curves:
         return None
-    rows = [
-        (method, [_risk_at(curve, coverage) for coverage in _COVERAGES]) for method, curve in curves
-    ]
+    rows = [(m, [_risk_at(curve, coverage) for coverage in _COVERAGES]) for m, curve in curves]
     body = render(
         "abstaining.html.j2",
         chart=_chart(curves),
@@ -52,35 +45,21 @@ def _risk_at(curve: metrics.RiskCoverage, coverage: float) -> float:
 
 
 def _chart(curves: list[tuple[MethodResult, metrics.RiskCoverage]]) -> Markup:
-    lines, ends = [], []
-    for method, curve in curves:
-        full, part = _risk_at(curve, 1.0), _risk_at(curve, 0.9)
-        hint = f"{method.name}: {percent(full)} errors, {percent(part)} when 10 % are refused"
-        ends.append(hint)
-        lines.append(Line(method, curve.coverage.numpy(), curve.risk.numpy(), hint))
-    start = _start(lines)
-    lines = [_from(line, start) for line in lines]
+    pairs = [(curve.coverage.numpy(), curve.risk.numpy()) for _, curve in curves]
+    # Start a little before the first error, past the points that rest on few answers.
+    first = min(float(x[y > 0].min(initial=0.8)) for x, y in pairs)
+    start = max(0.05, math.floor(first * 10 - 0.5) / 10)
+    lines = []
+    for (method, curve), (x, y) in zip(curves, pairs, strict=True):
+        full, part = percent(_risk_at(curve, 1.0)), percent(_risk_at(curve, 0.9))
+        hint = f"{method.name}: {full} errors, {part} when 10 % are declined"
+        lines.append(Line(method, x[x >= start], y[x >= start], hint))
     top = max(float(line.y.max()) for line in lines)
     top = top * 1.08 if top > 0 else 0.01
     return line_chart(
         lines,
-        Axis(start, 1, "share of inputs answered", linear_ticks(start, 1), _share),
-        Axis(0, top, "errors among the answers", linear_ticks(0, top), _share),
-        f"Risk–coverage curves; {'; '.join(ends)}.",
+        Axis(start, 1, "share of inputs answered", linear_ticks(start, 1), percent_tick),
+        Axis(0, top, "errors among the answers", linear_ticks(0, top), percent_tick),
+        f"Risk–coverage curves; {'; '.join(line.hint for line in lines)}.",
         width=500,
     )
-
-
-def _start(lines: Sequence[Line]) -> float:
-    """Where to begin: a little before the first error, past the points that rest on few answers."""
-    first = min(float(line.x[line.y > 0].min(initial=0.8)) for line in lines)
-    return max(0.05, math.floor(first * 10 - 0.5) / 10)
-
-
-def _from(line: Line, start: float) -> Line:
-    keep = line.x >= start
-    return dataclasses.replace(line, x=line.x[keep], y=line.y[keep])
-
-
-def _share(value: float) -> str:
-    return f"{np.round(100 * value, 4):g} %"

@@ -1,4 +1,4 @@
-"""Before and after: temperature scaling, prediction sets and abstention."""
+"""Temperature scaling, prediction sets and abstention, before and after."""
 
 from __future__ import annotations
 
@@ -7,46 +7,50 @@ from collections.abc import Sequence
 from torchbayes.report.extras import Calibration, Numbers
 from torchbayes.report.fragment import Section, render
 from torchbayes.report.results import MethodResult, Results
+from torchbayes.report.svg import percent_tick
 from torchbayes.report.wording import fixed, percent
 
 __all__ = ["afterwards_section"]
 
 
 def afterwards_section(results: Results) -> Section | None:
-    """Tables of what `torchbayes calibrate` found, for the first run of each method that has it."""
-    found: list[tuple[MethodResult, Calibration]] = []
+    """Tabulate the results of `torchbayes calibrate` for the first run of each method that has them."""
+    found: dict[MethodResult, Calibration] = {}
     for method in results.methods:
-        one = next((r.extras.calibration for r in method.runs if r.extras.calibration), None)
-        if one is not None:
-            found.append((method, one))
+        for run in method.runs:
+            if run.extras.calibration is not None:
+                found.setdefault(method, run.extras.calibration)
     if not found:
         return None
+    first = next(iter(found.values()))
     body = render(
         "afterwards.html.j2",
-        fitted_on=found[0][1].fitted_on,
-        scored_on=found[0][1].scored_on,
+        fitted_on=first.fitted_on,
+        scored_on=first.scored_on,
         scaled=[
-            (m, fixed(c.temperature, 2), [_pair(c, "nll", 4), _pair(c, "ece", 4)]) for m, c in found
+            (m, fixed(c.temperature, 2), [_pair(c, "nll"), _pair(c, "ece")])
+            for m, c in found.items()
         ],
-        coverages=_targets([c.conformal for _, c in found]),
-        sets=[(m, [_set(row) for row in c.conformal]) for m, c in found if c.conformal],
-        risks=_targets([c.abstention for _, c in found]),
-        refusals=[(m, [_refusal(row) for row in c.abstention]) for m, c in found if c.abstention],
+        coverages=_targets([c.conformal for c in found.values()]),
+        sets=[(m, [_set(row) for row in c.conformal]) for m, c in found.items() if c.conformal],
+        risks=_targets([c.abstention for c in found.values()]),
+        refusals=[
+            (m, [_refusal(r) for r in c.abstention]) for m, c in found.items() if c.abstention
+        ],
     )
-    return Section("afterwards", "Afterwards", "What can be put right afterwards?", body)
+    return Section("afterwards", "Fixes", "What can be fixed after training?", body)
 
 
-def _pair(calibration: Calibration, key: str, digits: int) -> tuple[str, str, bool]:
-    """A score before and after, and whether it got better."""
+def _pair(calibration: Calibration, key: str) -> tuple[str, str, bool]:
+    """Return a score before and after, and whether it improved."""
     before, after = calibration.before.get(key), calibration.after.get(key)
     if before is None or after is None:
         return "–", "–", False
-    return fixed(before, digits), fixed(after, digits), after < before
+    return fixed(before, 4), fixed(after, 4), after < before
 
 
 def _targets(rows: Sequence[Sequence[Numbers]]) -> list[str]:
-    longest = max(rows, key=len)
-    return [f"{100 * row.get('target', 0):g} %" for row in longest]
+    return [percent_tick(row.get("target", 0)) for row in max(rows, key=len)]
 
 
 def _set(row: Numbers) -> tuple[str, str]:

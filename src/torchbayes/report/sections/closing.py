@@ -1,4 +1,4 @@
-"""The end of the page: methods that failed, how it was made, and what the words mean."""
+"""Failed methods, pictures of runs, settings and the glossary."""
 
 from __future__ import annotations
 
@@ -7,33 +7,14 @@ import shlex
 from typing import Any
 
 from torchbayes.report.columns import columns_with_data
-from torchbayes.report.fragment import Section, render
+from torchbayes.report.fragment import Section, glossary, render
 from torchbayes.report.results import Results
 
-__all__ = ["failed_section", "glossary_section", "settings_section"]
-
-_TERMS = {
-    "Aleatoric uncertainty": "Doubt that is in the data itself, such as a smudged digit. More training "
-    "data does not remove it.",
-    "Calibration": "Whether confidence can be taken at its word: of all answers given with 80 % "
-    "confidence, 80 % should be right.",
-    "Confidence": "The probability of the class that is predicted.",
-    "Draw": "One set of network weights taken from the posterior. Predictions are averaged over draws.",
-    "Entropy": "How spread out the predicted probabilities are, in nats: 0 is certain, log(classes) is "
-    "a uniform guess. It holds all of the uncertainty.",
-    "Epistemic uncertainty": "Doubt about the weights: networks that fit the training data equally well "
-    "say different things. More training data removes it.",
-    "Mutual information": "The epistemic part of the entropy: how much the draws disagree.",
-    "Out of distribution": "Inputs unlike anything in training. A good method is unsure about them.",
-    "Over-confident": "More sure than right. Under-confident is the reverse.",
-    "Posterior": "What training learned about the weights: not one best setting but how plausible each "
-    "is.",
-    "Seed": "The start of the random numbers. Runs that differ only in the seed show how much is luck.",
-}
+__all__ = ["failed_section", "glossary_section", "inside_section", "settings_section"]
 
 
 def failed_section(results: Results) -> Section | None:
-    """The methods that failed, each with its reason."""
+    """List the methods that failed, each with its reason."""
     if not results.failed:
         return None
     finished = {method.name for method in results.methods}
@@ -41,8 +22,18 @@ def failed_section(results: Results) -> Section | None:
     return Section("failed", "Failed", "What did not finish", body)
 
 
+def inside_section(results: Results) -> Section | None:
+    """Show the pictures in the run folders, such as signal-to-noise ratios and traces."""
+    runs = [(method, run) for method in results.methods for run in method.runs]
+    found = [(method, run, picture) for method, run in runs for picture in run.extras.pictures]
+    if not found:
+        return None
+    body = render("inside.html.j2", pictures=found)
+    return Section("inside", "Inside", "A look inside the methods", body)
+
+
 def settings_section(results: Results) -> Section:
-    """The data, the settings and the command."""
+    """Show the data, the settings and the command."""
     given = results.settings.get("command")
     body = render(
         "settings.html.j2",
@@ -59,7 +50,7 @@ def settings_section(results: Results) -> Section:
 
 
 def _command(results: Results) -> str:
-    """A command that asks for the same data, network, methods and budget."""
+    """Return a command with the same data, network, methods and budget."""
     names = [*(method.name for method in results.methods), *results.failed]
     settings = results.settings
     flags = {
@@ -84,18 +75,20 @@ def _command(results: Results) -> str:
 
 
 def _setting(value: Any) -> str:
-    """A setting as text."""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, (str, int, float)):
-        return str(value)
+    """Format a setting."""
     if isinstance(value, list):
         return ", ".join(_setting(item) for item in value)
-    return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return (
+        str(value)
+        if isinstance(value, (str, int, float))
+        else json.dumps(value, ensure_ascii=False)
+    )
 
 
 def glossary_section(results: Results) -> Section:
-    """Every score of the table, then the words of the page."""
+    """Explain every score of the table, then the terms of the page."""
     columns = columns_with_data(results.methods, main=False)
-    body = render("glossary.html.j2", columns=columns, terms=_TERMS)
-    return Section("glossary", "Glossary", "What the words mean", body)
+    body = render("glossary.html.j2", columns=columns, terms=glossary()["terms"])
+    return Section("glossary", "Glossary", "What the terms mean", body)

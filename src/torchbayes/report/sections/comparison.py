@@ -1,20 +1,19 @@
-"""The table: quality, doubt, unfamiliar inputs and cost of every method, side by side."""
+"""The table: quality, uncertainty, unfamiliar inputs and cost of every method, side by side."""
 
 from __future__ import annotations
 
 from itertools import groupby
 
-from torchbayes.report.columns import columns_with_data
+from torchbayes.report.columns import cell_of, columns_with_data
 from torchbayes.report.fragment import Section, render
 from torchbayes.report.results import Results
-from torchbayes.report.sections.cells import cell_of
 from torchbayes.report.sections.cost import cost_chart
 
 __all__ = ["comparison_section"]
 
 
 def comparison_section(results: Results) -> Section | None:
-    """The table, what the methods are, cost against quality, and every run."""
+    """Show the table, the methods, quality against cost, and every run."""
     if not results.methods:
         return None
     columns = columns_with_data(results.methods, main=True)

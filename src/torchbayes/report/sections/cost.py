@@ -1,4 +1,4 @@
-"""Quality against cost in one picture."""
+"""A chart of quality against cost."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 from markupsafe import Markup
 
 from torchbayes.report.results import MethodResult, Results
-from torchbayes.report.svg import Axis, Panel, colour, element, linear_ticks, log_ticks, marker
+from torchbayes.report.svg import Axis, Panel, linear_ticks, log_ticks, marker
 from torchbayes.report.wording import duration, significant
 
 __all__ = ["cost_chart"]
@@ -17,7 +17,7 @@ _LETTER, _LINE = 7.0, 13.0
 
 
 class Label(NamedTuple):
-    """A name beside a point: where it starts, how it is anchored, and the box that it fills."""
+    """A name beside a point: its position, anchor and horizontal extent."""
 
     x: float
     y: float
@@ -26,14 +26,14 @@ class Label(NamedTuple):
     right: float
 
     def overlap(self, left: float, right: float, middle: float, half: float) -> float:
-        """The area shared with another box."""
+        """Return the area shared with another box."""
         wide = min(self.right, right) - max(self.left, left)
         high = _LINE / 2 + half - abs(self.y - 4 - middle)
         return max(wide, 0.0) * max(high, 0.0)
 
 
 def cost_chart(results: Results) -> Markup | None:
-    """NLL against training time: to the left is cheaper, below is better."""
+    """Plot NLL against training time: further left is cheaper, lower is better."""
     times = {m.name: t for t, m in results.scored("seconds") if t > 0}
     points = [(times[m.name], v, m) for v, m in results.scored("nll") if m.name in times]
     if len(points) < 2:
@@ -49,11 +49,9 @@ def cost_chart(results: Results) -> Markup | None:
         height=min(290 + 12 * max(len(points) - 6, 0), 440),
     )
     for time, loss, method in points:
-        node = marker(method.index, panel.at_x(time), panel.at_y(loss))
-        node.set("class", f"marker big {colour(method.index)}")
-        node.set("data-m", str(method.index))
-        node.append(element("title", f"{method.name}: NLL {significant(loss)}, {duration(time)}"))
-        panel.nodes.append(node)
+        index, place = method.index, (panel.at_x(time), panel.at_y(loss))
+        hint = f"{method.name}: NLL {significant(loss)}, {duration(time)}"
+        panel.nodes.append(marker(index, *place, "marker big", hint, data_m=str(index)))
     for label, (_, _, method) in zip(_labels(panel, points), points, strict=True):
         panel.write(method.name, label.x, label.y, label.anchor, "name", data_m=str(method.index))
     best = min(points, key=lambda point: point[1])
@@ -70,7 +68,7 @@ def _tick(seconds: float) -> str:
 
 
 def _labels(panel: Panel, points: list[tuple[float, float, MethodResult]]) -> list[Label]:
-    """A place for every name beside, above or below its point, where it covers least."""
+    """Place every name beside, above or below its point, wherever it covers least."""
     places = [(panel.at_x(time), panel.at_y(loss)) for time, loss, _ in points]
     labels: list[Label] = []
     for (x, y), (_, _, method) in zip(places, points, strict=True):
@@ -85,9 +83,7 @@ def _labels(panel: Panel, points: list[tuple[float, float, MethodResult]]) -> li
         for choice in choices:
             outside = max(choice.right - panel.width, panel.left - choice.left, 0.0) * _LINE
             marks = sum(choice.overlap(px - 6, px + 6, py, 6.0) for px, py in places)
-            names = sum(
-                choice.overlap(other.left, other.right, other.y - 4, _LINE / 2) for other in labels
-            )
+            names = sum(choice.overlap(o.left, o.right, o.y - 4, _LINE / 2) for o in labels)
             costs.append(outside + marks + names)
         labels.append(choices[int(np.argmin(costs))])
     return labels

@@ -1,4 +1,4 @@
-"""The top of the page: what came out, in plain words."""
+"""The top of the page: the results in plain words."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from markupsafe import Markup
 
 from torchbayes.metrics import accuracy
-from torchbayes.report.columns import COLUMNS, best_value, is_best, is_level
+from torchbayes.report.columns import COLUMNS, best_value, is_level
 from torchbayes.report.results import MethodResult, Results, Scored
 from torchbayes.report.wording import (
     count,
@@ -33,12 +33,12 @@ _NLL = _COLUMNS["nll"]
 
 @dataclass(frozen=True)
 class Headline:
-    """The page's title and first words.
+    """The page's title and introduction.
 
     Attributes:
-        title: The heading, with names in colour.
-        sentences: What follows it.
-        facts: Label, value and method of each figure beside it.
+        title: Heading, with the methods' names in colour.
+        sentences: Introduction below it.
+        facts: Label, value and method of each key figure.
     """
 
     title: Markup
@@ -47,7 +47,7 @@ class Headline:
 
 
 def headline(results: Results) -> Headline:
-    """Say who did best at what, what to doubt, and what it cost."""
+    """Say which method is best at what, what is uncertain, and what it cost."""
     ranked = sorted(results.scored("nll"), key=lambda scored: scored.value)
     if not ranked:
         title = "No scores yet" if results.methods else "No method finished"
@@ -65,7 +65,7 @@ def _title(results: Results, ranked: list[Scored]) -> Markup:
     if level:
         names = listing([method_name(method) for method in (best, *level)])
         return Markup("{} are level on {}").format(names, results.data)
-    verb = "is narrowly ahead" if _doubt(best, others[0], results) else "predicts best"
+    verb = "is narrowly ahead" if _caveat(best, others[0], results) else "predicts best"
     return Markup("{} {} on {}").format(method_name(best), verb, results.data)
 
 
@@ -77,20 +77,16 @@ def _nll(results: Results, ranked: list[Scored]) -> Iterator[Markup]:
         return
     second = ranked[1]
     yield Markup("Of the {}, {} has the best NLL: {}, against {} for {}{}.").format(
-        count(len(ranked), "method"),
-        name,
-        value,
-        significant(second.value),
-        method_name(second.method),
-        _doubt(best.method, second.method, results),
-    )
+        count(len(ranked), "method"), name, value, significant(second.value), method_name(second.method),
+        _caveat(best.method, second.method, results),
+    )  # fmt: skip
 
 
-def _doubt(best: MethodResult, second: MethodResult, results: Results) -> str:
-    """Whether the lead in NLL could be luck: over seeds if there are several, else over examples."""
+def _caveat(best: MethodResult, second: MethodResult, results: Results) -> str:
+    """Say whether the lead in NLL could be luck, judged over seeds if there are several, else examples."""
     if best.spread.get("nll") is not None and second.spread.get("nll") is not None:
         level = is_level(_NLL, second, results.methods)
-        return ", a lead that other seeds could turn around" if level else ""
+        return ", a lead that other seeds could reverse" if level else ""
     lead = paired_lead(best, second)
     if lead is None or abs(lead[0]) > 2 * lead[1]:
         return ""
@@ -98,7 +94,7 @@ def _doubt(best: MethodResult, second: MethodResult, results: Results) -> str:
 
 
 def paired_lead(better: MethodResult, worse: MethodResult) -> tuple[float, float] | None:
-    """By how much one method's NLL is lower example by example, and that mean's standard error."""
+    """Return the mean difference in NLL over test examples and its standard error."""
     one, two = better.predictions, worse.predictions
     if one is None or two is None or not torch.equal(one.targets, two.targets):
         return None
@@ -144,9 +140,8 @@ def _confidence(results: Results, ranked: list[Scored]) -> Iterator[Markup]:
     elif len(gaps) == 1:
         yield Markup("It is about as sure as it is right: {}").format(numbers)
     else:
-        yield Markup("All are about as sure as they are right; furthest off is {}, {}").format(
-            name, numbers
-        )
+        text = Markup("All are about as sure as they are right; the furthest off is {}, {}")
+        yield text.format(name, numbers)
 
 
 def _unfamiliar(results: Results, ranked: list[Scored]) -> Iterator[Markup]:
@@ -154,20 +149,14 @@ def _unfamiliar(results: Results, ranked: list[Scored]) -> Iterator[Markup]:
     if not found or results.ood is None:
         return
     best = max(found, key=lambda scored: scored.value)
-    area = fixed(best.value, 3)
+    who, area = method_name(best.method), fixed(best.value, 3)
     if best.value <= 0.5:
-        yield Markup(
-            "Unfamiliar inputs ({}) go unnoticed: the best AUROC is {}, no better than a coin toss."
-        ).format(results.ood, area)
-        return
-    if len(found) == 1:
-        yield Markup(
-            "It tells unfamiliar inputs ({}) from test inputs with an AUROC of {}."
-        ).format(results.ood, area)
+        text = "Unfamiliar inputs ({1}) go unnoticed: the best AUROC is {2}, no better than a coin toss."
+    elif len(found) == 1:
+        text = "It separates unfamiliar inputs ({1}) from test inputs with an AUROC of {2}."
     else:
-        yield Markup("{} is best at noticing unfamiliar inputs ({}): AUROC {}.").format(
-            method_name(best.method), results.ood, area
-        )
+        text = "{0} is best at noticing unfamiliar inputs ({1}): AUROC {2}."
+    yield Markup(text).format(who, results.ood, area)
 
 
 def _cost(results: Results, ranked: list[Scored]) -> Iterator[Markup]:
@@ -190,12 +179,12 @@ def _facts(results: Results) -> Iterator[tuple[str, str, Markup]]:
         "nll": "Best NLL",
         "accuracy": "Most accurate",
         "ece": "Best calibrated, ECE",
-        "auroc_ood": "Notices the unfamiliar, AUROC",
+        "auroc_ood": "Best on unfamiliar inputs, AUROC",
     }
     for key, label in labels.items():
-        column, found = _COLUMNS[key], results.scored(key)
-        best = best_value(column, [scored.method.scores for scored in found])
+        show, best = _COLUMNS[key].show, best_value(_COLUMNS[key], results.methods)
         if best is not None and not (key == "auroc_ood" and best <= 0.5):
-            names = [method_name(s.method) for s in found if is_best(column, s.value, best)]
+            found = results.scored(key)
+            names = [method_name(m) for value, m in found if show(value) == show(best)]
             who = listing(names) if len(names) < 4 else Markup(count(len(names), "method"))
-            yield label, percent(best) if key == "accuracy" else column.show(best), who
+            yield label, percent(best) if key == "accuracy" else show(best), who

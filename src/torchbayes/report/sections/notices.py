@@ -1,14 +1,15 @@
-"""Warnings in plain language: each rule looks at the results and says what a reader should know."""
+"""Warnings in plain language: each rule checks the results for something readers should know."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
 
 from torchbayes.report.fragment import Section, render
-from torchbayes.report.results import MethodResult, Results, Scored
+from torchbayes.report.results import MethodResult, Results
 from torchbayes.report.wording import (
     count,
     fixed,
@@ -37,8 +38,8 @@ class Notice:
     """Something a reader should know.
 
     Attributes:
-        serious: Whether it casts doubt on a method, rather than on how to read the page.
-        text: What it is and what to do.
+        serious: Whether it casts doubt on a method rather than on how to read the page.
+        text: The problem and what to do about it.
     """
 
     serious: bool
@@ -49,13 +50,13 @@ Rule = Callable[[Results], Iterator[Notice]]
 
 
 def notices(results: Results) -> list[Notice]:
-    """What the rules have to say, the serious things first."""
+    """Apply every rule; serious notices come first."""
     found = [notice for rule in RULES for notice in rule(results)]
     return sorted(found, key=lambda notice: not notice.serious)
 
 
 def notices_section(results: Results) -> Section | None:
-    """The notices as a section."""
+    """Return the notices as a section."""
     found = notices(results)
     if not found:
         return None
@@ -63,10 +64,18 @@ def notices_section(results: Results) -> Section | None:
     return Section("notices", "Notes", "Worth knowing", body)
 
 
+def _warning(text: str, *values: object) -> Notice:
+    return Notice(True, Markup(text).format(*values))
+
+
+def _note(text: str, *values: object) -> Notice:
+    return Notice(False, Markup(text).format(*values))
+
+
 def unreadable(results: Results) -> Iterator[Notice]:
     """Files that could not be read."""
     for problem in results.problems:
-        yield Notice(True, Markup("{}").format(problem))
+        yield _warning("{}", problem)
 
 
 def underfitting(results: Results) -> Iterator[Notice]:
@@ -76,18 +85,16 @@ def underfitting(results: Results) -> Iterator[Notice]:
     if baseline is None or base is None:
         return
     behind = [
-        _with(method, f"by {fixed(100 * (base - value), 1)} points")
+        _with(method, f"by {fixed(100 * (base - value), 1)} percentage points")
         for value, method in sorted(results.scored("accuracy"), key=_value)
         if base - value > _UNDERFITTING
     ]
     if behind:
-        yield Notice(
-            True,
-            Markup(
-                "{} {} less accurate than {}: underfitting. Train longer, or lower the noise or the "
-                "prior’s weight."
-            ).format(_most(behind), _are(behind), method_name(baseline)),
-        )
+        yield _warning(
+            "{} {} less accurate than {}: underfitting. Train longer, or reduce the noise or the weight of "
+            "the prior.",
+            _most(behind), _are(behind), method_name(baseline),
+        )  # fmt: skip
 
 
 def miscalibrated(results: Results) -> Iterator[Notice]:
@@ -104,35 +111,30 @@ def miscalibrated(results: Results) -> Iterator[Notice]:
             word = "over-confident" if over > 0 else "under-confident"
         kinds.setdefault(word, []).append(_with(method, f"ECE {fixed(value, 3)}"))
     for word, names in kinds.items():
-        yield Notice(
-            True,
-            Markup(
-                "{} {} {}: on average the confidence is more than {} points from how often the "
-                "answer is right."
-            ).format(_most(names), _are(names), word, fixed(100 * _CALIBRATION, 0)),
-        )
+        yield _warning(
+            "{} {} {}: on average, confidence and accuracy differ by more than {} percentage points.",
+            _most(names), _are(names), word, fixed(100 * _CALIBRATION, 0),
+        )  # fmt: skip
 
 
 def overfitting(results: Results) -> Iterator[Notice]:
     """A validation loss that was clearly lower before the end."""
     epochs = results.settings.get("epochs")
-    # Members of an ensemble train one after another: only the first one's course is looked at.
+    # The members of an ensemble train one after another: only the first one's losses are used.
     last = epochs if isinstance(epochs, int) else None
     names = []
     for method in results.methods:
         rows = [row for run in method.runs[:1] for row in run.history if "validation_nll" in row]
         losses = [row["validation_nll"] for row in rows[:last]]
         if losses and losses[-1] > _OVERFITTING * min(losses):
-            best = losses.index(min(losses)) + 1
-            course = f"{significant(min(losses))} after epoch {best}, {significant(losses[-1])} at the end"
-            names.append(_with(method, course))
+            best, end = significant(min(losses)), significant(losses[-1])
+            epoch = losses.index(min(losses)) + 1
+            names.append(_with(method, f"{best} after epoch {epoch}, {end} at the end"))
     if names:
-        yield Notice(
-            True,
-            Markup(
-                "The NLL on held-out data rose again for {}: overfitting. Train for fewer epochs or "
-                "use a stronger prior."
-            ).format(_most(names)),
+        yield _warning(
+            "The NLL on held-out data rose again for {}: overfitting. Train for fewer epochs or use a "
+            "stronger prior.",
+            _most(names),
         )
 
 
@@ -144,59 +146,43 @@ def blind_to_the_unfamiliar(results: Results) -> Iterator[Notice]:
         if value < 0.5
     ]
     if names:
-        yield Notice(
-            True,
-            Markup(
-                "{} {} surer about unfamiliar inputs than about test inputs: here entropy is no alarm."
-            ).format(_most(names), _are(names)),
-        )
+        yield _warning(
+            "{} {} more certain about unfamiliar inputs than about test inputs: do not rely on entropy here.",
+            _most(names), _are(names),
+        )  # fmt: skip
 
 
 def prior_ignored(results: Results) -> Iterator[Notice]:
     """A KL term so small that the loss is that of a point estimate."""
     names = []
     for method in results.methods:
-        for run in method.runs[:1]:
-            row = run.history[-1] if run.history else {}
-            kl, nll = row.get("kl"), row.get("nll")
-            if kl is None or nll is None or kl + nll <= 0 or kl < 0:
-                continue
-            share = kl / (kl + nll)
-            if share < _KL_SHARE:
-                names.append(_with(method, f"KL is {_small_share(share)} of the loss"))
+        row = method.runs[0].history[-1] if method.runs and method.runs[0].history else {}
+        kl, nll = row.get("kl", -1.0), row.get("nll")
+        if kl >= 0 and nll is not None and kl + nll > 0 and (share := kl / (kl + nll)) < _KL_SHARE:
+            shown = percent(share) if share >= 0.0005 else f"less than {percent(0.0005, 2)}"
+            names.append(_with(method, f"KL is {shown} of the loss"))
     if names:
-        yield Notice(
-            True,
-            Markup(
-                "{}: this is a point estimate. Look whether train_size is right, and give the prior its "
-                "full weight."
-            ).format(_most(names)),
+        yield _warning(
+            "{}: in effect a point estimate. Check that train_size is right, and give the prior its full "
+            "weight.",
+            _most(names),
         )
 
 
 def not_converged(results: Results) -> Iterator[Notice]:
     """Chains that do not agree with each other."""
-    names = []
-    for method in results.methods:
-        worst = max((r.extras.rhat for r in method.runs if r.extras.rhat is not None), default=None)
-        if worst is not None and worst > _RHAT:
-            names.append(_with(method, f"R-hat {fixed(worst, 2)}"))
+    worst = [(max((r.extras.rhat or 0.0 for r in m.runs), default=0.0), m) for m in results.methods]
+    names = [_with(m, f"R-hat {fixed(rhat, 2)}") for rhat, m in worst if rhat > _RHAT]
     if names:
-        yield Notice(
-            True,
-            Markup(
-                "{}: not converged. The chains still differ more than one chain varies; run them longer "
-                "or with a smaller step."
-            ).format(_most(names)),
+        yield _warning(
+            "{}: not converged. The chains differ from each other more than each one varies; run them "
+            "longer or with a smaller step size.",
+            _most(names),
         )
 
 
-def _small_share(share: float) -> str:
-    return percent(share) if share >= 0.0005 else f"less than {percent(0.0005, 2)}"
-
-
 def no_disagreement(results: Results) -> Iterator[Notice]:
-    """Draws that all say the same."""
+    """Draws that all predict the same."""
     single = []
     for method, predictions in results.predicted:
         if float(predictions.test.epistemic.mean()) >= _NO_DISAGREEMENT:
@@ -204,61 +190,28 @@ def no_disagreement(results: Results) -> Iterator[Notice]:
         if predictions.draws == 1 or bool((predictions.test.epistemic < 1e-6).all()):
             single.append(method_name(method))
         else:
-            yield Notice(
-                True,
-                Markup(
-                    "{}’s {} draws agree almost everywhere: this is a point estimate in practice. "
-                    "Its mutual information says little."
-                ).format(method_name(method), whole(predictions.draws)),
-            )
+            yield _warning(
+                "{}’s {} draws agree almost everywhere: in practice, this is a point estimate. Its mutual "
+                "information says little.",
+                method_name(method), whole(predictions.draws),
+            )  # fmt: skip
     if single:
-        yield Notice(
-            False,
-            Markup(
-                "{} {}: all draws of the weights are the same, so mutual information is zero and "
-                "entropy is the only sign of doubt."
-            ).format(
-                _most(single),
-                "is a point estimate" if len(single) == 1 else "are point estimates",
-            ),
-        )
-
-
-def small_test_set(results: Results) -> Iterator[Notice]:
-    """Differences that are within the noise of few test examples."""
-    sizes = [(len(p.targets), m) for m, p in results.predicted]
-    values = [scored.value for scored in results.scored("accuracy")]
-    if not sizes or not values:
-        return
-    examples, share = min(sizes, key=lambda size: size[0])[0], sum(values) / len(values)
-    low, high = wilson(share, examples)
-    margin = (high - low) / 2
-    if margin > 0.005:
-        yield Notice(
-            False,
-            Markup(
-                "The test set has {} examples, so an accuracy near {} is uncertain by about ±{} "
-                "points."
-            ).format(whole(examples), percent(share), fixed(100 * margin, 1)),
-        )
+        yield _note(
+            "{} {}: all draws of the weights are identical, so mutual information is zero and entropy is "
+            "the only measure of uncertainty.",
+            _most(single), "is a point estimate" if len(single) == 1 else "are point estimates",
+        )  # fmt: skip
 
 
 def few_seeds(results: Results) -> Iterator[Notice]:
     """Differences that another seed might undo."""
     runs = [len(method.runs) for method in results.methods]
     if len(runs) > 1 and max(runs) == 1:
-        yield Notice(
-            False,
-            Markup("Every method ran with one seed: small differences may not last with another."),
-        )
+        yield _note("Every method ran with one seed: small differences may not hold with another.")
     elif runs and max(runs) > 1 and min(runs) < max(runs):
         short = [method_name(m) for m in results.methods if len(m.runs) < max(runs)]
-        yield Notice(
-            True,
-            Markup("{} finished fewer than the {} of the others.").format(
-                _most(short), count(max(runs), "run")
-            ),
-        )
+        most = count(max(runs), "run")
+        yield _warning("{} finished fewer than the {} of the others.", _most(short), most)
 
 
 def nothing_to_detect(results: Results) -> Iterator[Notice]:
@@ -269,16 +222,31 @@ def nothing_to_detect(results: Results) -> Iterator[Notice]:
         if bool((predictions.test.prediction == predictions.targets).all())
     ]
     if perfect:
-        yield Notice(
-            False,
-            Markup(
-                "{} made no mistake on the test set, so there is no score for noticing mistakes."
-            ).format(_most(perfect)),
+        yield _note(
+            "{} made no mistakes on the test set, so scores for detecting mistakes are undefined.",
+            _most(perfect),
         )
 
 
+def small_test_set(results: Results) -> Iterator[Notice]:
+    """Differences within the noise of few test examples."""
+    values = [scored.value for scored in results.scored("accuracy")]
+    if not results.predicted or not values:
+        return
+    examples = min(len(predictions.targets) for _, predictions in results.predicted)
+    share = sum(values) / len(values)
+    low, high = wilson(share, examples)
+    margin = (high - low) / 2
+    if margin > 0.005:
+        yield _note(
+            "The test set has {} examples, so an accuracy near {} is uncertain by about ±{} percentage "
+            "points.",
+            whole(examples), percent(share), fixed(100 * margin, 1),
+        )  # fmt: skip
+
+
 def _most(names: Sequence[Markup]) -> Markup:
-    """The names, or the first of many."""
+    """List the names, or the first of many."""
     if len(names) <= _NAMED:
         return listing(names)
     return listing([*names[: _NAMED - 1], count(len(names) - _NAMED + 1, "other")])
@@ -288,8 +256,7 @@ def _with(method: MethodResult, aside: str) -> Markup:
     return Markup("{} ({})").format(method_name(method), aside)
 
 
-def _value(scored: Scored) -> float:
-    return scored.value
+_value = operator.attrgetter("value")
 
 
 def _are(names: Sequence[str]) -> str:
@@ -297,15 +264,6 @@ def _are(names: Sequence[str]) -> str:
 
 
 RULES: tuple[Rule, ...] = (
-    unreadable,
-    underfitting,
-    miscalibrated,
-    overfitting,
-    blind_to_the_unfamiliar,
-    prior_ignored,
-    not_converged,
-    no_disagreement,
-    few_seeds,
-    nothing_to_detect,
-    small_test_set,
-)
+    unreadable, underfitting, miscalibrated, overfitting, blind_to_the_unfamiliar, prior_ignored,
+    not_converged, no_disagreement, few_seeds, nothing_to_detect, small_test_set,
+)  # fmt: skip

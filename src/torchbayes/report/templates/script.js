@@ -1,5 +1,5 @@
-// The page without this script has all its tables and figures. The script adds: light and dark, a choice
-// of methods, sorting, values at the pointer, and the picker of images. It loads and sends nothing.
+// Without this script the page still has all its tables and figures. The script adds light and dark, a
+// choice of methods, sorting, values at the pointer, and the image picker. It loads and sends nothing.
 (function () {
   "use strict";
   const root = document.documentElement;
@@ -10,7 +10,7 @@
 
   // --- light and dark ------------------------------------------------------------------------------
   function stored(value) {
-    // A page opened from a file may not be allowed to keep anything.
+    // A page opened from a file may not be allowed to store anything.
     try {
       if (value) localStorage.setItem("torchbayes-theme", value);
       return localStorage.getItem("torchbayes-theme");
@@ -56,11 +56,11 @@
         chooser.querySelector("summary").focus();
       }
     });
-    apply(); // a browser may bring back earlier marks after a reload
+    apply(); // a browser may restore earlier choices after a reload
   }
 
   // --- sorting -----------------------------------------------------------------------------------------
-  // First the best on top, then the worst, then the order of the comparison again.
+  // The first click puts the best on top, the second the worst; the third restores the original order.
   function number(cell) {
     const data = cell.querySelector("data");
     const text = data ? data.getAttribute("value") : cell.textContent.replace("−", "-");
@@ -92,7 +92,7 @@
           rows.sort((a, b) => {
             if (column === 0) return sign * a.cells[0].textContent.localeCompare(b.cells[0].textContent);
             const [x, y] = [number(a.cells[column]), number(b.cells[column])];
-            if (isNaN(x) || isNaN(y)) return isNaN(x) - isNaN(y); // what is undefined comes last
+            if (isNaN(x) || isNaN(y)) return isNaN(x) - isNaN(y); // undefined values come last
             return sign * (x - y);
           });
         }
@@ -115,7 +115,7 @@
     for (const guide of all(".crosshair")) guide.remove();
   }
   for (const title of all("svg.plot title")) {
-    title.parentNode.dataset.hint = title.textContent; // shown at once, instead of by the browser later
+    title.parentNode.dataset.hint = title.textContent; // shown immediately; the browser would delay it
     title.remove();
   }
   document.addEventListener("pointermove", (event) => {
@@ -164,7 +164,7 @@
       guide.setAttribute("d", "M" + at + "," + ys.end + "V" + ys.start);
       guide.setAttribute("class", "crosshair guide");
       svg.append(guide);
-      // Of many lines, those nearest to the pointer; then from top to bottom, as in the figure.
+      // Of many lines, show those nearest to the pointer, from top to bottom as in the figure.
       found.sort((a, b) => Math.abs(a.point[1] - y) - Math.abs(b.point[1] - y));
       const near = found.slice(0, 10).sort((a, b) => a.point[1] - b.point[1]);
       tip.textContent = "";
@@ -189,7 +189,7 @@
       show((event.clientX - box.left) * unit, (event.clientY - box.top) * unit, event.clientX, event.clientY);
     });
     svg.addEventListener("pointerleave", hide);
-    // The same with the keyboard: arrows go from point to point.
+    // The same with the keyboard: the arrow keys move from point to point.
     svg.setAttribute("tabindex", "0");
     let index = 0;
     svg.addEventListener("keydown", (event) => {
@@ -209,7 +209,7 @@
   }
   addEventListener("scroll", hide, { passive: true });
 
-  // --- the picker of images ----------------------------------------------------------------------------
+  // --- the image picker --------------------------------------------------------------------------------
   const picker = byId("picker");
   if (picker) {
     const thumbs = all(".thumb", picker);

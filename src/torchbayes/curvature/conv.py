@@ -20,12 +20,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from torchbayes.core.autocast import no_autocast
 from torchbayes.core.workspace import Workspace
 from torchbayes.curvature.accumulate import Record, Use, VectorRecord, wide
 from torchbayes.curvature.linear import (
     PAIRS_UP_TO,
     autocast_tensors,
-    no_autocast,
     products_of_pairs,
 )
 from torchbayes.curvature.products import CHUNK, add_products
@@ -212,7 +212,7 @@ class _Conv(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         at: Geometry = ctx.at
         use: Use = ctx.use
-        with torch._C.DisableTorchFunction(), no_autocast(g):
+        with torch._C.DisableTorchFunction(), no_autocast(g.device):
             mask = [ctx.needs_input_grad[0], False, False]
             grad_b: Tensor | None = None
             if ctx.needs_input_grad[2]:

@@ -9,7 +9,6 @@ some examples at a time, instead of the ordinary gradient, which is their sum.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from torchbayes.core.autocast import no_autocast
 from torchbayes.curvature.accumulate import Record, Use, VectorRecord, wide
 from torchbayes.curvature.products import add_products
 
@@ -28,7 +28,6 @@ __all__ = [
     "LinearRecord",
     "autocast_tensors",
     "linear",
-    "no_autocast",
     "products_of_pairs",
 ]
 
@@ -111,12 +110,6 @@ def autocast_tensors(x: Tensor, *weights: Tensor | None) -> list[Tensor | None]:
     return [t if t is None else t.to(dtype) for t in (x, *weights)]
 
 
-def no_autocast(tensor: Tensor) -> AbstractContextManager[Any]:
-    """Autocast off for a backward pass, whose tensors have their types already."""
-    kind = tensor.device.type
-    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
-
-
 class _SequenceLinear(torch.autograd.Function):
     """A linear map of sequences whose backward pass takes gradients per example."""
 
@@ -133,7 +126,7 @@ class _SequenceLinear(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         use: Use = ctx.use
-        with torch._C.DisableTorchFunction(), no_autocast(g):
+        with torch._C.DisableTorchFunction(), no_autocast(g.device):
             grad_x = g @ weight if ctx.needs_input_grad[0] else None
             record = LinearRecord(use.target, _rows(x, ctx.batch), _rows(g, ctx.batch))
             if use.begin(record.examples):

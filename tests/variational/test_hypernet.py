@@ -151,7 +151,7 @@ def test_step_without_a_draw_is_an_error() -> None:
     optimizer = tb.variational.HypernetSGD(net, lr=0.1, train_size=100)
     net(torch.randn(2, 3, 8, 8)).sum().backward()
     optimizer.step()
-    with pytest.raises(RuntimeError, match="not of a draw"):
+    with pytest.raises(RuntimeError, match="does not belong to a draw"):
         optimizer.step()
 
 

@@ -1,12 +1,10 @@
-"""Averages: of the weights along another optimiser's path, and of networks with drawn weights."""
+"""Averages of the weights along another optimiser's path, and of networks with drawn weights."""
 
-from torchbayes.average.branching import branching
+from torchbayes.average.drawn_networks import branching, parallelizing, widening
 from torchbayes.average.freeze import freeze
 from torchbayes.average.hwa import HWA
-from torchbayes.average.parallelizing import parallelizing
 from torchbayes.average.swa import SWA
 from torchbayes.average.swag import SWAG
-from torchbayes.average.widening import widening
 from torchbayes.predict.batchnorm import recalibrated_samples
 
 __all__ = [

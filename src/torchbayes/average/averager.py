@@ -1,4 +1,4 @@
-"""What the averagers share: snapshots in, a posterior out, and a state that a resumed run goes on from."""
+"""The base of the averagers: snapshots in, a posterior out, and a state to resume from."""
 
 from __future__ import annotations
 
@@ -9,76 +9,73 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
+from torchbayes.average.freeze import has_batchnorm
 from torchbayes.average.moments import update_mean
+from torchbayes.core.parameters import trainable
 from torchbayes.posterior import Posterior, Weights
 from torchbayes.predict.batchnorm import recalibrate_batchnorm
 
-__all__ = ["Averager", "look_at"]
+__all__ = ["Averager"]
 
 P_co = TypeVar("P_co", bound=Posterior, covariant=True)
 
 
-def look_at(network: nn.Module, names: set[str]) -> tuple[Weights, Weights, Weights]:
-    """The weights called `names`, no variances, and the network's other weights and buffers."""
-    parameters = dict(network.named_parameters())
-    rest = {name: p.detach() for name, p in parameters.items() if name not in names}
-    rest |= {name: buffer.detach().clone() for name, buffer in network.named_buffers()}
-    return {name: p.detach() for name, p in parameters.items() if name in names}, {}, rest
-
-
 def _wide(tensor: Tensor) -> Tensor:
-    """The tensor in a type that a running mean does not stall in."""
+    """Convert to a type in which a running mean does not stall."""
     return tensor.float() if tensor.dtype.itemsize < 4 else tensor
 
 
 class Averager(ABC, Generic[P_co]):
-    """Watches weights that something else trains, and averages what it sees.
+    """Average weights that something else trains.
+
+    Weights that require a gradient when the averager is made are averaged.
 
     Args:
-        network: The user's network.
+        model: The user's network.
     """
 
-    def __init__(self, network: nn.Module) -> None:
-        self._network = network
+    def __init__(self, model: nn.Module) -> None:
+        self._network = model
+        self._names = set(trainable(model))
         self._count = 0
         self._mean: Weights = {}
         self._rest: Weights = {}
         self._dtypes: dict[str, torch.dtype] = {}
         self._recalibrated = False
 
-    @abstractmethod
-    def _look(self) -> tuple[Weights, Weights, Weights]:
-        """What there is to see now: the weights to average, variances of some of them, and the rest."""
+    def _current(self) -> tuple[Weights, Weights, Weights]:
+        """Return the weights to average, the variances of some of them, and other weights and buffers."""
+        parameters = {name: p.detach() for name, p in self._network.named_parameters()}
+        rest = {name: p for name, p in parameters.items() if name not in self._names}
+        rest |= {name: buffer.detach().clone() for name, buffer in self._network.named_buffers()}
+        return {name: p for name, p in parameters.items() if name in self._names}, {}, rest
 
     @abstractmethod
     def _posterior(self) -> P_co:
-        """What the snapshots amount to; there is at least one."""
+        """Return the posterior of the snapshots, of which there is at least one."""
 
     def __len__(self) -> int:
-        """Count the snapshots so far."""
+        """Return the number of snapshots."""
         return self._count
 
     @torch.no_grad()
     def update(self) -> None:
-        """Take a snapshot into the average."""
-        weights, variances, self._rest = self._look()
-        self._dtypes = {name: weight.dtype for name, weight in weights.items()}
+        """Add a snapshot to the average."""
+        *now, self._rest = self._current()
+        self._dtypes = {name: weight.dtype for name, weight in now[0].items()}
         self._recalibrated = False
-        self._take(
-            *({name: _wide(t) for name, t in group.items()} for group in (weights, variances))
-        )
+        self._add(*({name: _wide(tensor) for name, tensor in group.items()} for group in now))
         self._count += 1
 
-    def _take(self, new: Weights, variances: Weights) -> None:
+    def _add(self, new: Weights, variances: Weights) -> None:
         if self._count == 0:
             self._mean = {name: tensor.clone() for name, tensor in new.items()}
         else:
             update_mean(list(self._mean.values()), [new[name] for name in self._mean], self._count)
 
     def mean(self) -> Weights:
-        """The averaged weights, with the network's other weights and buffers beside them.
+        """Return the averaged weights, with the network's other weights and buffers.
 
         Raises:
             ValueError: If there has been no `update()` yet.
@@ -93,31 +90,31 @@ class Averager(ABC, Generic[P_co]):
         return averaged | {name: tensor.clone() for name, tensor in self._rest.items()}
 
     def recalibrate(self, loader: Iterable[Any]) -> None:
-        """Re-estimate batch-norm statistics for the mean; they are kept until the next `update()`.
+        """Re-estimate the batch-norm statistics of the mean, which are kept until the next `update()`.
 
         Args:
             loader: Batches of training data: inputs, or pairs of inputs and targets.
         """
         mean = self.mean()
-        if self._has_batchnorm():
+        if has_batchnorm(self._network):
             new = recalibrate_batchnorm(self._network, mean, loader)
             self._rest = {name: new[name] for name in self._rest}
             self._recalibrated = True
 
     def posterior(self, loader: Iterable[Any] | None = None) -> P_co:
-        """What the average amounts to, as a posterior of the network.
+        """Return the posterior of the network.
 
         Args:
-            loader: Batches of training data to `recalibrate` batch-norm statistics with; a network
-                without batch norm needs none. All draws share the mean's statistics: see
-                `recalibrated_samples` for statistics of every draw's own.
+            loader: Batches of training data to `recalibrate` batch-norm statistics with; not needed
+                without batch norm. All draws share the mean's statistics: see `recalibrated_samples` for
+                statistics per draw.
 
         Raises:
             ValueError: If there has been no `update()` yet.
         """
         if loader is not None:
             self.recalibrate(loader)
-        elif self._count and not self._recalibrated and self._has_batchnorm():
+        elif self._count and not self._recalibrated and has_batchnorm(self._network):
             warnings.warn(
                 f"{type(self._network).__name__} has batch norm, whose statistics are those of the last "
                 "snapshot and do not belong to the average: pass training data in posterior(loader)",
@@ -125,14 +122,8 @@ class Averager(ABC, Generic[P_co]):
             )
         return self._posterior()
 
-    def _has_batchnorm(self) -> bool:
-        return any(
-            isinstance(module, _BatchNorm) and module.track_running_stats
-            for module in self._network.modules()
-        )
-
     def state_dict(self) -> dict[str, Any]:
-        """All that a resumed run needs: tensors, numbers, and dictionaries and lists of them."""
+        """Return all that a resumed run needs: tensors, numbers, and dictionaries and lists of them."""
         return {
             "count": self._count,
             "mean": self._mean,
@@ -141,12 +132,12 @@ class Averager(ABC, Generic[P_co]):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state.
+        """Continue from a state.
 
         Raises:
             ValueError: If it is not the state of such an averager of the same network.
         """
-        weights, _, rest = self._look()
+        weights, _, rest = self._current()
         if state["count"]:
             self._check_fit(state["mean"] | state["rest"], weights | rest)
         self._dtypes = {name: weight.dtype for name, weight in weights.items()}
@@ -154,7 +145,7 @@ class Averager(ABC, Generic[P_co]):
         self._mean, self._rest = self._here(state["mean"]), self._here(state["rest"])
 
     def _here(self, saved: Weights) -> Weights:
-        """Copies on the devices that the network's weights are on."""
+        """Copy tensors to the devices of the network's weights."""
         own = dict([*self._network.named_parameters(), *self._network.named_buffers()])
         return {name: tensor.to(own[name].device, copy=True) for name, tensor in saved.items()}
 

@@ -1,4 +1,4 @@
-"""A draw of the weights as a plain network: nothing in it knows where its weights came from."""
+"""Turn a draw of the weights into a plain network that does not know where its weights came from."""
 
 from __future__ import annotations
 
@@ -13,24 +13,21 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torchbayes.posterior import Generated, Posterior, Weights, Wrapper
 from torchbayes.predict.batchnorm import recalibrate_batchnorm
 
-__all__ = ["freeze", "loaded", "plain_network", "recalibrated", "take_draws"]
+__all__ = ["freeze", "has_batchnorm", "loaded", "plain_network", "recalibrated", "take_draws"]
 
 
 def freeze(
-    model: nn.Module,
-    weights: Weights,
-    loader: Iterable[Any] | None = None,
-    *,
+    model: nn.Module, weights: Weights, loader: Iterable[Any] | None = None, *,
     keep_statistics: bool = False,
-) -> nn.Module:
-    """A copy of the network with the given weights, in evaluation mode.
+) -> nn.Module:  # fmt: skip
+    """Return a copy of the network with the given weights, in evaluation mode.
 
     Args:
-        model: The network, or the wrapper that it was trained in.
+        model: The network, or the wrapper it was trained in.
         weights: A draw, such as `net.posterior().sample()`.
         loader: Training data to re-estimate batch-norm statistics on (section 3.5 of the hypernetwork
             paper); not needed without batch norm.
-        keep_statistics: Take the draw's own statistics instead, such as an ensemble's member has.
+        keep_statistics: Use the draw's own statistics instead, such as those of an ensemble's member.
 
     Raises:
         ValueError: If the network has batch norm and there is no data for it.
@@ -48,12 +45,12 @@ def freeze(
 
 
 def plain_network(model: nn.Module) -> nn.Module:
-    """The user's network inside a wrapper, or the network itself."""
+    """Return the user's network inside a wrapper, or the network itself."""
     return model.model if isinstance(model, Wrapper) else model
 
 
 def loaded(model: nn.Module, weights: Weights) -> nn.Module:
-    """A copy of the network with the given weights and buffers."""
+    """Return a copy of the network with the given weights and buffers."""
     twin = copy.deepcopy(model)
     _load(twin, weights)
     return twin
@@ -71,17 +68,20 @@ def _load(model: nn.Module, weights: Weights) -> None:
         own[name].copy_(tensor)
 
 
+def has_batchnorm(model: nn.Module) -> bool:
+    """Whether a network has batch norm with running statistics."""
+    return any(isinstance(m, _BatchNorm) and m.track_running_stats for m in model.modules())
+
+
 @torch.no_grad()
 def recalibrated(model: nn.Module, loader: Iterable[Any] | None) -> nn.Module:
-    """The network itself, with its batch-norm statistics re-estimated; in evaluation mode."""
-    norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
-    if norms and loader is None:
-        raise ValueError(
-            f"{type(model).__name__} has batch norm, whose statistics have to be re-estimated for drawn "
-            "weights: pass a loader of training data"
-        )
-    if norms:
-        assert loader is not None
+    """Re-estimate the network's batch-norm statistics in place; return it in evaluation mode."""
+    if has_batchnorm(model):
+        if loader is None:
+            raise ValueError(
+                f"{type(model).__name__} has batch norm, whose statistics must be re-estimated for drawn "
+                "weights: pass a loader of training data"
+            )
         _load(model, recalibrate_batchnorm(model, {}, loader))
     return model.eval()
 
@@ -89,7 +89,7 @@ def recalibrated(model: nn.Module, loader: Iterable[Any] | None) -> nn.Module:
 def take_draws(
     posterior: Posterior, count: int, generator: torch.Generator | None
 ) -> list[Weights]:
-    """Exactly `count` draws: fresh ones of a hypernetwork, each member once of a finite posterior."""
+    """Return exactly `count` draws: new ones of a hypernetwork, each member once of a finite posterior."""
     if count < 1:
         raise ValueError(f"times is {count}: expected at least 1")
     if isinstance(posterior, Generated):

@@ -1,4 +1,4 @@
-"""Averagers that keep second moments too and end in a Gaussian: SWAG and HWA."""
+"""The base of SWAG and HWA, which keep second moments too and give a Gaussian."""
 
 from __future__ import annotations
 
@@ -9,12 +9,7 @@ import torch
 from torch import nn
 
 from torchbayes.average.averager import Averager
-from torchbayes.average.moments import (
-    diagonal_std,
-    low_rank_factor,
-    update_mean,
-    update_spread,
-)
+from torchbayes.average.moments import diagonal_std, low_rank_factor, update_mean, update_spread
 from torchbayes.posterior import Gaussian, LowRankGaussian, Weights
 
 __all__ = ["GaussianAverager"]
@@ -23,11 +18,11 @@ AnyGaussian: TypeAlias = Gaussian | LowRankGaussian
 
 
 class GaussianAverager(Averager[AnyGaussian]):
-    """The mean, the spread around it, the snapshots' own variances and the last few deviations.
+    """Keep the mean, the spread around it, the snapshots' own variances and the last few deviations.
 
     Args:
         network: The user's network.
-        rank: How many of the last deviations from the mean to keep: 0, or at least 2.
+        rank: Number of the last deviations from the mean to keep: 0, or at least 2.
     """
 
     def __init__(self, network: nn.Module, rank: int) -> None:
@@ -39,7 +34,7 @@ class GaussianAverager(Averager[AnyGaussian]):
         self._within: Weights = {}
         self._columns: deque[Weights] = deque(maxlen=rank)
 
-    def _take(self, new: Weights, variances: Weights) -> None:
+    def _add(self, new: Weights, variances: Weights) -> None:
         if self._count == 0:
             self._spread = {name: torch.zeros_like(tensor) for name, tensor in new.items()}
             self._within = {name: tensor.clone() for name, tensor in variances.items()}
@@ -49,19 +44,17 @@ class GaussianAverager(Averager[AnyGaussian]):
             if self._within:
                 sigma2 = [variances[name] for name in self._within]
                 update_mean(list(self._within.values()), sigma2, self._count)
-        super()._take(new, variances)
+        super()._add(new, variances)
         if self.rank:
-            # Each from the running mean of its own time, as in SWAG's Algorithm 1.
+            # Each from the running mean at its time, as in SWAG's Algorithm 1.
             self._columns.append({name: new[name] - mean for name, mean in self._mean.items()})
 
     def _posterior(self) -> AnyGaussian:
         mean, model_name = self.mean(), type(self._network).__name__
         low_rank = len(self._columns) > 1
         std = {
-            name: diagonal_std(self._within.get(name), spread, low_rank=low_rank).to(
-                mean[name].dtype
-            )
-            for name, spread in self._spread.items()
+            n: diagonal_std(self._within.get(n), spread, low_rank=low_rank).to(mean[n].dtype)
+            for n, spread in self._spread.items()
         }
         if not low_rank:
             return Gaussian(mean, std, model_name=model_name)
@@ -72,7 +65,7 @@ class GaussianAverager(Averager[AnyGaussian]):
         return LowRankGaussian(mean, std, factors, model_name=model_name)
 
     def state_dict(self) -> dict[str, Any]:
-        """The moments and the deviations."""
+        """Return the moments and the deviations."""
         return super().state_dict() | {
             "rank": self.rank,
             "spread": self._spread,
@@ -81,7 +74,7 @@ class GaussianAverager(Averager[AnyGaussian]):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state.
+        """Continue from a state.
 
         Raises:
             ValueError: If it is not the state of such an averager of the same network and rank.

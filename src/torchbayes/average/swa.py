@@ -1,4 +1,4 @@
-"""Stochastic weight averaging: the mean of the weights along the path of another optimiser.
+"""Stochastic weight averaging: the mean of the weights along another optimiser's path.
 
 P. Izmailov et al., Averaging Weights Leads to Wider Optima and Better Generalization, UAI 2018.
 
@@ -11,25 +11,22 @@ P. Izmailov et al., Averaging Weights Leads to Wider Optima and Better Generaliz
 
 from __future__ import annotations
 
-from torch import nn
-
-from torchbayes.average.averager import Averager, look_at
-from torchbayes.core.parameters import trainable
+from torchbayes.average.averager import Averager
 from torchbayes.core.registry import register
-from torchbayes.posterior import Point, Weights
+from torchbayes.posterior import Point
 
 __all__ = ["SWA"]
 
 
 @register(
     "swa", family="one network", posterior="Point",
-    summary="one network, the mean of the weights along the end of the training",
+    summary="one network, the mean of the weights along the end of training",
     paper="Izmailov et al. 2018; what the HWA paper starts from",
 )  # fmt: skip
 class SWA(Averager[Point]):
     """The running mean of a network's weights.
 
-    Call `update()` at the end of every learning-rate cycle, or every epoch at a constant rate, once the
+    Call `update()` at the end of every learning-rate cycle, or every epoch at a constant rate, once
     training has nearly converged. Weights that require a gradient when the averager is made are
     averaged; the others and the buffers are those of the last snapshot.
 
@@ -46,13 +43,6 @@ class SWA(Averager[Point]):
         >>> swa.posterior().mean()["weight"].item()
         3.0
     """
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__(model)
-        self._names = set(trainable(model))
-
-    def _look(self) -> tuple[Weights, Weights, Weights]:
-        return look_at(self._network, self._names)
 
     def _posterior(self) -> Point:
         return Point(self.mean(), model_name=type(self._network).__name__)

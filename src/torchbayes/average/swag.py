@@ -10,38 +10,35 @@ W. Maddox et al., A Simple Baseline for Bayesian Uncertainty in Deep Learning, N
 | θ_SWA + Σ_diag^½ z₁/√2 + D̂ z₂/√(2(K−1)) | `posterior().sample()` | Eq. (1) |
 
 Deviations from the paper: the second moment is kept in its stable, centred form (`moments.py`); K is the
-number of deviations there are while there are fewer than `rank`.
+number of deviations so far while there are fewer than `rank`.
 """
 
 from __future__ import annotations
 
 from torch import nn
 
-from torchbayes.average.averager import look_at
 from torchbayes.average.gaussian_averager import GaussianAverager
-from torchbayes.core.parameters import trainable
 from torchbayes.core.registry import register
-from torchbayes.posterior import Weights
 
 __all__ = ["SWAG"]
 
 
 @register(
     "swag", family="a Gaussian", posterior="LowRankGaussian",
-    summary="a Gaussian with the mean and spread of the weights along the end of the training",
+    summary="a Gaussian with the mean and spread of the weights along the end of training",
     paper="Maddox et al. 2019; HWA without a mean field",
 )  # fmt: skip
 class SWAG(GaussianAverager):
     """A Gaussian over the weights from snapshots of plain training.
 
     Call `update()` at regular intervals (the paper: every epoch) at a constant, rather high learning
-    rate once the training has nearly converged. Weights that require a gradient when the averager is
-    made are random; the others and the buffers are those of the last snapshot.
+    rate once training has nearly converged. Weights that require a gradient when the averager is made
+    are random; the others and the buffers are those of the last snapshot.
 
     Args:
         model: The network that is being trained.
-        rank: The deviations kept for the low-rank half of the covariance, each as large as the network;
-            0 gives the diagonal covariance (SWAG-Diagonal).
+        rank: Number of deviations kept for the low-rank half of the covariance, each as large as the
+            network; 0 gives the diagonal covariance (SWAG-Diagonal).
 
     Example:
         >>> import torch, torchbayes as tb
@@ -57,7 +54,3 @@ class SWAG(GaussianAverager):
 
     def __init__(self, model: nn.Module, rank: int = 20) -> None:
         super().__init__(model, rank)
-        self._names = set(trainable(model))
-
-    def _look(self) -> tuple[Weights, Weights, Weights]:
-        return look_at(self._network, self._names)

@@ -1,11 +1,11 @@
-"""From the uses of weights to sums over examples of squared gradients.
+"""Sums over examples of squared gradients, from the uses of weights.
 
 A *use* is noted in the forward pass. Once the gradient of its output has arrived it has a *record*, which can
-give the gradients of single examples. They are those of the loss as it was differentiated, a mean over M
+compute the gradients of single examples. They are those of the loss as it was differentiated, a mean over M
 examples, so a record's gradient of example i is ∇ℓᵢ / M (times a loss scale, if any). Records never hold
-examples × weights at once: they are asked for a few examples at a time.
+examples × weights at once: they compute a few examples at a time.
 
-A weight that is used once has its squares added when its record arrives. The gradients of one that is used
+The squares of a weight that is used once are added when its record arrives. The gradients of one that is used
 several times, or through a derived tensor, must be summed over the uses before they are squared, example by
 example: their records are kept until the end of the backward pass.
 """
@@ -13,25 +13,36 @@ example: their records are kept until the end of the backward pass.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from torchbayes.core.workspace import Workspace
-from torchbayes.curvature.derived import random_transform
-from torchbayes.curvature.products import CHUNK
 
 if TYPE_CHECKING:
     from torchbayes.curvature.capture import Tracker
 
-__all__ = ["Record", "Use", "Uses", "VectorRecord", "wide"]
+__all__ = ["CHUNK", "Record", "Use", "Uses", "VectorRecord", "on_gradient", "wide"]
+
+CHUNK = 2**20
+"""Number of entries that a kept buffer holds, unless one example needs more."""
 
 
 def wide(tensor: Tensor) -> Tensor:
-    """The tensor in at least single precision: squares of half-precision numbers over- and underflow."""
+    """Convert to at least single precision: squares of half-precision numbers over- and underflow."""
     return tensor.float() if tensor.dtype.itemsize < 4 else tensor
+
+
+def on_gradient(output: Tensor, then: Callable[[Tensor], None]) -> None:
+    """Call `then` with the gradient of `output` when it arrives, without a graph and unseen by modes."""
+
+    def arrived(gradient: Tensor) -> None:
+        with torch._C.DisableTorchFunction(), torch.no_grad():
+            then(gradient)
+
+    output.register_hook(arrived)
 
 
 def _add_squares(gradients: Tensor, total: Tensor) -> None:
@@ -43,8 +54,8 @@ class Record(ABC):
     """One use of a weight in a forward pass that has been differentiated.
 
     Args:
-        target: The weight, or what was computed from weights alone and used in the weight's place.
-        examples: The number of examples.
+        target: The weight, or a tensor computed from weights alone and used in the weight's place.
+        examples: Number of examples.
     """
 
     def __init__(self, target: Tensor, examples: int) -> None:
@@ -52,7 +63,7 @@ class Record(ABC):
 
     @abstractmethod
     def per_example(self, start: int, stop: int) -> Tensor:
-        """The gradients of examples start … stop − 1, a new tensor of shape (stop − start, *weight)."""
+        """Return the gradients of examples start … stop − 1, a new tensor (stop − start, *weight)."""
 
     def write_to(self, total: Tensor, fresh: bool) -> None:
         """Add the sum over examples of squared gradients to `total`, or overwrite it if it is fresh."""
@@ -64,12 +75,12 @@ class Record(ABC):
 
     @classmethod
     def joined(cls, records: Sequence[Record]) -> Record | None:
-        """One record whose gradients are the sums of those of several uses, if there is a cheap one."""
+        """Return one record with the summed gradients of several uses, if there is a cheap one."""
         return None
 
 
 class VectorRecord(Record):
-    """A use with so few weights that the gradients of all examples are simply kept: biases, norm scales.
+    """A use with so few weights that the gradients of all examples are kept: biases, norm scales.
 
     Args:
         target: The weight.
@@ -81,17 +92,17 @@ class VectorRecord(Record):
         self.gradients = gradients
 
     def per_example(self, start: int, stop: int) -> Tensor:
-        """Rows of the kept gradients."""
+        """Return rows of the kept gradients."""
         return self.gradients[start:stop].clone()
 
     def write_to(self, total: Tensor, fresh: bool) -> None:
-        """Square all of them at once."""
+        """Square all gradients at once."""
         sums = self.gradients.square().sum(0)
         total.copy_(sums) if fresh else total.add_(sums)
 
     @classmethod
     def joined(cls, records: Sequence[Record]) -> Record | None:
-        """The sum of the kept gradients."""
+        """Sum the kept gradients."""
         kept = [r.gradients for r in records if isinstance(r, VectorRecord)]
         if len(kept) < len(records):
             return None
@@ -107,11 +118,11 @@ class Use:
         self.uses, self.target, self.done = uses, target, False
 
     def begin(self, examples: int) -> bool:
-        """Say that the output's gradient has arrived; whether this is the weight's only use."""
+        """Note that the output's gradient has arrived; return whether this is the weight's only use."""
         return self.uses.begin(self, examples)
 
     def sink(self) -> tuple[Tensor, bool]:
-        """Where to add the squares, and whether to overwrite instead."""
+        """Return where to add the squares, and whether to overwrite instead."""
         return self.uses.sink(self.target)
 
     def defer(self, record: Record) -> None:
@@ -119,7 +130,7 @@ class Use:
         self.uses.defer(record)
 
     def arrived(self, record: Record) -> None:
-        """Hand over the record of this use, in place of `begin` and what follows it."""
+        """Add the squares of this use's record, now or at the end of the backward pass."""
         if self.begin(record.examples):
             record.write_to(*self.sink())
         else:
@@ -130,11 +141,11 @@ class Uses:
     """All uses of all weights in a block of passes.
 
     Args:
-        tracker: What is known of the tensors.
+        tracker: Knowledge of the tensors.
 
     Attributes:
-        examples: The examples of all backward passes of the block.
-        seen: The ids of the weights that were used at all.
+        examples: Number of examples of all backward passes of the block.
+        seen: Ids of the weights that were used at all.
         scratch: Buffers for the rules.
     """
 
@@ -154,12 +165,12 @@ class Uses:
         self.drop()
 
     def drop(self) -> None:
-        """Let go of the graph's tensors."""
+        """Release the graph's tensors."""
         self._deferred: list[Record] = []
         self._deferred_roots: set[int] = set()
 
     def total(self, parameter: Tensor) -> Tensor | None:
-        """The sum of squares of a weight; None if it was not used."""
+        """Return the sum of squares of a weight; None if it was not used."""
         return self._totals[id(parameter)] if id(parameter) in self._written else None
 
     def use(self, target: Tensor) -> Use:
@@ -171,7 +182,7 @@ class Uses:
         return Use(self, target)
 
     def sink(self, target: Tensor) -> tuple[Tensor, bool]:
-        """Where to add squared gradients of a weight, and whether to overwrite instead."""
+        """Return where to add squared gradients of a weight, and whether to overwrite instead."""
         key = id(target)
         total = self._totals.get(key)
         if total is None or total.shape != target.shape or total.device != target.device:
@@ -190,8 +201,8 @@ class Uses:
         self._deferred_roots.update(id(r) for r in self.tracker.roots(record.target))
 
     def begin(self, use: Use, examples: int) -> bool:
-        """Count a use as differentiated; whether it is the weight's only one."""
-        target, roots = use.target, self.tracker.roots(use.target)
+        """Count a use as differentiated; return whether it is the weight's only one."""
+        target = use.target
         if use.done:
             raise ValueError(
                 f"{self.tracker.describe(target)} was differentiated twice through one forward pass: add the "
@@ -208,12 +219,12 @@ class Uses:
             )
         key = id(target)
         unique = key in self.tracker.weights and self._pending[key] == 1
-        for root in roots:
+        for root in self.tracker.roots(target):
             self._pending[id(root)] -= 1
         return unique and key not in self._deferred_roots
 
     def _finish(self) -> None:
-        """At the end of a backward pass: the weights whose squares had to wait."""
+        """Add the squares that had to wait for the end of the backward pass."""
         assert self._pass_examples is not None
         examples, self._pass_examples = self._pass_examples, None
         records = self._deferred
@@ -224,7 +235,7 @@ class Uses:
                 self._add(group, examples)
 
     def _connected(self, records: list[Record]) -> list[list[Record]]:
-        """Records in groups that share no weight."""
+        """Sort records into groups that share no weight."""
         groups: list[tuple[set[int], list[Record]]] = []
         for record in records:
             keys = {id(r) for r in self.tracker.roots(record.target)}
@@ -251,8 +262,7 @@ class Uses:
         for record in records:
             derived = self.tracker.derived.get(id(record.target))
             if derived is not None and id(record.target) not in pulls:
-                refusal = random_transform(self.tracker.describe(record.target))
-                pulls[id(record.target)] = derived.pullback(refusal)
+                pulls[id(record.target)] = derived.pullback(self.tracker.describe(record.target))
         step = max(1, CHUNK // max(1, sum(t.numel() for t in totals.values())))
         for start in range(0, examples, step):
             sums: dict[int, Tensor] = {}

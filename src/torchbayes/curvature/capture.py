@@ -1,11 +1,11 @@
 """Per-example statistics of gradients, gathered while an ordinary backward pass runs.
 
 A `Capture` watches the torch functions that a model calls. Where a weight meets data, a rule for that
-function (see `rules`) notes the input and, on the way back, the gradient of the output; from the two
-follow the gradients of single examples. Because functions are watched, not modules, it makes no
-difference whether a weight is used by a layer, by `F.linear` in someone's own module, or several times.
+function (see `rules`) notes the input and, in the backward pass, the gradient of the output; the two
+determine the gradients of single examples. Because functions are watched, not modules, it makes no
+difference whether a weight is used by a layer, by `F.linear` in a user's own module, or several times.
 
-Three kinds of tensors are told apart: *weights*; *derived* tensors, computed from weights (and buffers)
+There are three kinds of tensors: *weights*; *derived* tensors, computed from weights (and buffers)
 alone, such as the weight of a weight-normalised layer; and data. A gradient of a derived tensor is pulled
 back to its weights, example by example.
 """
@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from torchbayes.core.batch import check_mean_loss
-from torchbayes.curvature.accumulate import Use, Uses
+from torchbayes.curvature.accumulate import Record, Uses, on_gradient
 from torchbayes.curvature.composite import opened
 from torchbayes.curvature.derived import Derived
 from torchbayes.curvature.factors import FactorSums
@@ -31,7 +31,7 @@ from torchbayes.curvature.rules import RULES
 
 __all__ = ["Capture", "Tracker", "has_new_gradient", "mark_gradients"]
 
-# Asked of weights all the time, and no more than questions.
+# Called on weights all the time, only to query them.
 _PLAIN = {
     *(
         getattr(Tensor, name).__get__
@@ -47,15 +47,15 @@ _ATTENTION = torch.nn.functional.multi_head_attention_forward
 
 
 class Tracker:
-    """What is known of the tensors that a forward pass uses, by their identity.
+    """Knowledge of the tensors that a forward pass uses, by their identity.
 
     Args:
         parameters: The weights, by name.
 
     Attributes:
-        batch: The number of examples that the model was last called with, if it was.
-        largest_batch: The most examples that the model was called with in the last block.
-        sequence_batch: The number of examples while attention runs, which has them in dimension 1.
+        batch: Number of examples that the model was last called with, if it was.
+        largest_batch: Largest number of examples that the model was called with in the last block.
+        sequence_batch: Number of examples while attention runs, which has them in dimension 1.
         derived: Tensors computed from weights and constants, by id.
     """
 
@@ -66,7 +66,7 @@ class Tracker:
         self.forget()
 
     def forget(self) -> None:
-        """Know the weights only."""
+        """Forget everything except the weights."""
         self.batch: int | None = None
         self.sequence_batch: int | None = None
         self.derived: dict[int, Derived] = {}
@@ -80,7 +80,7 @@ class Tracker:
         self._constants = {id(b): b for b in model.buffers()}
 
     def saw_inputs(self, inputs: Any) -> None:
-        """Note what the model is called with."""
+        """Note the inputs that the model is called with."""
         leaves = [t for t in tree_leaves(inputs) if isinstance(t, Tensor)]
         for leaf in leaves:
             self._constants.pop(id(leaf), None)  # data, even if it was made inside the block
@@ -89,7 +89,7 @@ class Tracker:
 
     @property
     def layout(self) -> tuple[int, int | None]:
-        """The dimension of the examples and their number."""
+        """Dimension of the examples, and their number."""
         return (0, self.batch) if self.sequence_batch is None else (1, self.sequence_batch)
 
     def scan(self, values: Iterable[Any]) -> tuple[bool, bool]:
@@ -115,7 +115,7 @@ class Tracker:
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
         targets: list[Tensor], outputs: Any,
     ) -> None:  # fmt: skip
-        """Note what a function made of weights and constants."""
+        """Note what a function computed from weights and constants."""
         parents = {id(t): self.derived[id(t)] for t in targets if id(t) in self.derived}
         for place, leaf in enumerate(tree_leaves(outputs)):
             if isinstance(leaf, Tensor) and leaf.requires_grad:
@@ -126,7 +126,7 @@ class Tracker:
         self._spread[id(output)] = (output, target)
 
     def target(self, tensor: Any) -> Tensor | None:
-        """The tensor, if it is a weight or derived and wants a gradient."""
+        """Return the tensor if it is a weight or derived and requires a gradient."""
         if not isinstance(tensor, Tensor):
             return None
         key = id(tensor)
@@ -140,16 +140,16 @@ class Tracker:
         return tensor if known and tensor.requires_grad else None
 
     def is_constant(self, tensor: Tensor) -> bool:
-        """Whether a tensor has nothing to do with the examples."""
+        """Whether a tensor is independent of the examples."""
         key = id(tensor)
         if key in self.weights or key in self.derived:
             return True
-        # A constant with a row per example, such as an initial state of zeros, is as good as data.
+        # A constant with a row per example, such as an initial state of zeros, counts as data.
         rows = tensor.dim() > 1 and tensor.shape[0] == self.batch
         return key in self._constants and not rows
 
     def is_data(self, tensor: Tensor) -> bool:
-        """Whether a tensor has an entry per example, as far as one can tell from its shape."""
+        """Whether a tensor has an entry per example, judging by its shape."""
         if self.is_constant(tensor):
             return False
         dimension, examples = self.layout
@@ -157,29 +157,30 @@ class Tracker:
             return tensor.dim() > 0
         return tensor.dim() > dimension and tensor.shape[dimension] == examples
 
-    def check_examples(self, rows: int, target: Tensor) -> None:
-        """Raise a `ValueError` if a layer gets another number of rows than the model got examples."""
+    def check_examples(self, rows: int, *targets: Tensor | None) -> None:
+        """Raise a `ValueError` if a layer gets a different number of rows than the model got examples."""
         if self.batch is not None and rows != self.batch:
+            first = next(target for target in targets if target is not None)
             raise ValueError(
-                f"{self.describe(target)} gets {rows} rows but the model was given {self.batch} examples: "
+                f"{self.describe(first)} gets {rows} rows but the model was given {self.batch} examples: "
                 "per-example gradients need the examples in dimension 0 of every layer's input (for a "
                 "sequence model batch_first=True; do not fold other dimensions into the batch)"
             )
 
     def roots(self, target: Tensor) -> list[Tensor]:
-        """The weights that a tensor is made of: itself, or a derived tensor's."""
+        """Return the weights that a tensor is computed from, or the weight itself."""
         derived = self.derived.get(id(target))
         return [target] if derived is None else derived.roots
 
     def describe(self, target: Tensor) -> str:
-        """A weight's name, for messages; of a derived tensor, that of the first weight it is made of."""
+        """Return a weight's name, for messages; for a derived tensor, that of its first weight."""
         return f"weight {self.names[id(self.roots(target)[0])]!r}"
 
 
 def mark_gradients(parameters: Iterable[Tensor]) -> None:
-    """Mark the gradients as they are now.
+    """Mark the current gradients.
 
-    The mark is on the tensor itself: an id may be used again once `zero_grad` has let go of a gradient, and a
+    The mark is on the tensor itself: an id may be reused once `zero_grad` has released a gradient, and a
     reference would keep it in memory.
     """
     for p in parameters:
@@ -197,15 +198,15 @@ class Capture(TorchFunctionMode):
     """Sums over examples of squared gradients, for a model's weights.
 
     Inside `with capture.block():` run forward and backward passes as usual; ordinary gradients arrive in
-    `.grad` as ever. Afterwards `squares(p)` is the mean over examples of the squared gradient of one
-    example's loss. All backward passes of a block together are taken to be of one mean loss, so
+    `.grad` as usual. Afterwards `squares(p)` is the mean over examples of the squared gradient of one
+    example's loss. All backward passes of a block together are treated as those of one mean loss, so
     micro-batches weighted by their share of the batch are exact.
 
     Args:
         model: The network; the first dimension of its first input counts the examples.
         parameters: The weights to watch, by name.
-        factors: The names of weights of linear and convolution layers for which to gather Kronecker
-            factors instead of squares, each with the name of the bias that goes with it, if any.
+        factors: Names of weights of linear and convolution layers for which to compute Kronecker factors
+            instead of squares, each with the name of its bias, if any.
 
     Example:
         >>> import torch
@@ -227,26 +228,24 @@ class Capture(TorchFunctionMode):
         super().__init__()
         if isinstance(model, torch.jit.ScriptModule):
             raise ValueError(
-                f"{type(model).__name__} is a scripted module, into which torchbayes cannot see: pass the "
+                f"{type(model).__name__} is a scripted module, which torchbayes cannot look into: pass the "
                 "plain module"
             )
         self.model = model
         self.tracker = Tracker(parameters)
         self.uses = Uses(self.tracker)
         self.factors = {
-            id(parameters[weight]): FactorSums(
-                parameters[weight], None if bias is None else parameters[bias]
-            )
-            for weight, bias in ({} if factors is None else factors).items()
+            id(parameters[w]): FactorSums(parameters[w], None if b is None else parameters[b])
+            for w, b in ({} if factors is None else factors).items()
         }
         self.tried: set[tuple[Any, int]] = set()
         """Functions and weights for which the generic rule is known to work."""
         self.unscaled: float | None = None
-        """What a `GradScaler` has multiplied the gradients by inside the block, if it has."""
+        """Factor by which a `GradScaler` has unscaled the gradients inside the block, if it has."""
 
     @contextmanager
     def block(self) -> Iterator[None]:
-        """Watch what happens inside; nothing of it is left after an exception."""
+        """Watch the passes inside; after an exception nothing of them is kept."""
         self._clear()
         self.tracker.begin(self.model)
         mark_gradients(self.tracker.weights.values())
@@ -269,10 +268,10 @@ class Capture(TorchFunctionMode):
         self.unscaled = None
         self.uses.clear()
         for sums in self.factors.values():
-            sums.clear()
+            sums.rows = 0
 
     def _check_seen(self) -> None:
-        """Raise a `ValueError` if a weight got a gradient in a way that the mode has not seen."""
+        """Raise a `ValueError` if a weight got a gradient from a use that the mode has not seen."""
         for key, p in self.tracker.weights.items():
             if key not in self.uses.seen and p.requires_grad and has_new_gradient(p):
                 raise ValueError(
@@ -285,32 +284,29 @@ class Capture(TorchFunctionMode):
 
     @property
     def examples(self) -> int:
-        """The examples of all backward passes of the last block."""
+        """Number of examples of all backward passes of the last block."""
         return self.uses.examples
 
     @property
     def largest_batch(self) -> int:
-        """The most examples that the model was called with in the last block."""
+        """Largest number of examples that the model was called with in the last block."""
         return self.tracker.largest_batch
 
     def squares(self, parameter: Tensor) -> Tensor | None:
-        """The mean over examples of squared gradients, a new tensor; None if the weight was not used."""
+        """Return the mean over examples of squared gradients; None if the weight was not used."""
         total = self.sum_of_squares(parameter)
         return None if total is None else total * self.examples
 
     def sum_of_squares(self, parameter: Tensor) -> Tensor | None:
-        """Σᵢ (∇ℓᵢ / M)², in a buffer that the next block overwrites; None if the weight was not used."""
+        """Return Σᵢ (∇ℓᵢ / M)² in a buffer that the next block overwrites; None if the weight is unused."""
         return self.uses.total(parameter)
 
     # The mode.
 
     def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    ) -> Any:  # fmt: skip
         """Run a torch function; where it brings a weight and data together, note both."""
         kwargs = {} if kwargs is None else kwargs
         if func in _PLAIN:
@@ -333,11 +329,9 @@ class Capture(TorchFunctionMode):
         if rule is not None:
             return rule(self, func, *args, **kwargs)
         inside = opened(func)
-        return (
-            self.other(func, args, kwargs)
-            if inside is None
-            else self._open(func, inside, args, kwargs)
-        )
+        if inside is None:
+            return self.other(func, args, kwargs)
+        return self._open(func, inside, args, kwargs)
 
     def _open(
         self, func: Any, inside: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -353,12 +347,9 @@ class Capture(TorchFunctionMode):
             self.tracker.sequence_batch = before
 
     def other(
-        self,
-        func: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any] | None = None,
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run a function that no rule knows: on weights alone, or on weights and data."""
+        """Run a function without a rule of its own: on weights alone, or on weights and data."""
         tracker, kwargs = self.tracker, {} if kwargs is None else kwargs
         outputs = func(*args, **kwargs)
         if not isinstance(outputs, (Tensor, tuple, list)):
@@ -387,9 +378,10 @@ class Capture(TorchFunctionMode):
         tracker.add_derived(func, args, kwargs, targets, outputs)
         return outputs
 
-    def use(self, target: Tensor) -> Use:
-        """Note a use of a weight in the forward pass."""
-        return self.uses.use(target)
+    def watch(self, output: Tensor, target: Tensor, record: Callable[[Tensor], Record]) -> None:
+        """Note a use of a weight, whose record is made from the output's gradient when it arrives."""
+        use = self.uses.use(target)
+        on_gradient(output, lambda gradient: use.arrived(record(gradient)))
 
     def _unscale(self, gradients: Any, found_inf: Tensor, inv_scale: Tensor) -> None:
         own = {id(p.grad) for p in self.tracker.weights.values() if p.grad is not None}

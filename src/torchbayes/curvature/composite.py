@@ -1,8 +1,8 @@
 """Functions that torch runs as a whole, taken apart so that a mode sees the linear maps inside them.
 
-`torch.nn.functional.multi_head_attention_forward` and its like hand themselves to an active mode as a
-whole. A copy of such a function that believes no mode is active runs its body instead, and the mode then
-sees the linear maps inside: with the dropout masks, shapes and flags that were really used.
+`torch.nn.functional.multi_head_attention_forward` and similar functions pass themselves to an active mode as
+a whole. A copy of such a function for which no mode is active runs its body instead, and the mode then sees
+the linear maps inside, with the dropout masks, shapes and flags that were actually used.
 
 A whole LSTM, GRU or RNN is one function in C++. Here it is run step by step instead, in torch's order of
 operations, so that the rule for linear maps sees every use of every weight, whatever the direction,
@@ -31,24 +31,19 @@ State = tuple[Tensor, ...]
 Step = Callable[[Tensor, State, Sequence[Tensor | None]], State]
 
 
-def _no_mode(*_args: Any) -> bool:
-    return False
-
-
 @functools.cache
 def opened(func: Callable[..., Any]) -> Callable[..., Any] | None:
-    """A copy of a Python function of `torch.nn.functional` that can be seen into; None for any other."""
+    """Copy a Python function of `torch.nn.functional` so that modes see inside; None for any other."""
     if not isinstance(func, FunctionType) or func.__module__ != "torch.nn.functional":
         return None
-    scope = dict(func.__globals__)
-    scope.update(dict.fromkeys(_CHECKS, _no_mode))
+    scope = func.__globals__ | dict.fromkeys(_CHECKS, lambda *_: False)
     copy = FunctionType(func.__code__, scope, func.__name__, func.__defaults__, func.__closure__)
     copy.__kwdefaults__ = func.__kwdefaults__
     return copy
 
 
-# A step takes the input's share of the gates, the state and the recurrent weights (W, b, and for an LSTM
-# with a projection that).
+# A step takes the input's share of the gates, the state and the recurrent weights (W, b, and the projection
+# of an LSTM that has one).
 
 
 def _lstm(gates_x: Tensor, state: State, weights: Sequence[Tensor | None]) -> State:
@@ -96,7 +91,7 @@ CELLS: dict[Any, Step] = {
 
 
 def recurrent_cell(capture: Capture, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """The rule for `nn.LSTMCell`, `nn.GRUCell` and `nn.RNNCell`."""
+    """Apply the rule for `nn.LSTMCell`, `nn.GRUCell` and `nn.RNNCell`."""
     x, hx, w_ih, w_hh, *biases = (*args, *kwargs.values())
     b_ih, b_hh = biases if biases else (None, None)
     with capture:
@@ -106,7 +101,7 @@ def recurrent_cell(capture: Capture, func: Callable[..., Any], *args: Any, **kwa
 
 
 def recurrent(capture: Capture, func: Callable[..., Any], *args: Any) -> Any:
-    """The rule for `nn.LSTM`, `nn.GRU` and `nn.RNN`."""
+    """Apply the rule for `nn.LSTM`, `nn.GRU` and `nn.RNN`."""
     if isinstance(args[3], (list, tuple)):  # (data, batch_sizes, hx, weights, …)
         weight = next(t for t in args[3] if capture.tracker.target(t) is not None)
         raise ValueError(
@@ -139,7 +134,7 @@ def recurrent(capture: Capture, func: Callable[..., Any], *args: Any) -> Any:
 def _run(
     step: Step, x: Tensor, state: State, weights: Sequence[Tensor], biases: bool, backwards: bool
 ) -> tuple[Tensor, State]:
-    """One layer in one direction, over inputs of shape (examples, times, features)."""
+    """Run one layer in one direction, over inputs of shape (examples, times, features)."""
     w_ih, w_hh, *rest = weights
     b_ih, b_hh = rest[:2] if biases else (None, None)
     rest = rest[2:] if biases else rest

@@ -1,12 +1,12 @@
 """Convolutions, transposed or not, of 1, 2 or 3 dimensions.
 
 The gradient of example i, Gᵢ = gᵢ · unfold(xᵢ)ᵀ, takes the multiplications of the ordinary weight gradient,
-Σᵢ Gᵢ, and is computed instead of it, some examples at a time. There are three ways, and which is fastest
+Σᵢ Gᵢ, and is computed instead of it, a few examples at a time. There are three ways, and which is fastest
 depends on the shape: unfold and multiply; the weight gradient of a convolution whose groups are the
-examples; and, where there are only a few output positions, products of pairs of them.
+examples; and, with only a few output positions, products of pairs of them.
 
 A transposed convolution is the adjoint of a convolution with the same weight, so its weight gradient is
-that convolution's with input and output gradient exchanged.
+that convolution's with input and output gradient swapped.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from torchbayes.core.autocast import no_autocast
 from torchbayes.core.workspace import Workspace
-from torchbayes.curvature.accumulate import Record, Use, VectorRecord, wide
+from torchbayes.curvature.accumulate import CHUNK, Record, Use, VectorRecord, on_gradient, wide
 from torchbayes.curvature.linear import (
     PAIRS_UP_TO,
+    add_both,
+    add_products,
     autocast_tensors,
-    no_autocast,
     products_of_pairs,
-)
-from torchbayes.curvature.products import CHUNK, add_products
+)  # fmt: skip
 
 if TYPE_CHECKING:
     from torchbayes.curvature.capture import Capture
@@ -38,7 +39,7 @@ __all__ = ["ConvRecord", "Geometry", "conv", "conv_transpose"]
 
 @dataclass(frozen=True)
 class Geometry:
-    """What a convolution does besides its weight: one number per dimension, and the groups."""
+    """The arguments of a convolution besides its weight: one number per dimension, and the groups."""
 
     stride: list[int]
     padding: list[int]
@@ -48,7 +49,7 @@ class Geometry:
     output_padding: tuple[int, ...] = (0, 0, 0)
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """The convolution."""
+        """Run the convolution."""
         return torch.convolution(
             x, weight, bias, self.stride, self.padding, self.dilation, self.transposed,
             self.output_padding[: len(self.stride)], self.groups,
@@ -57,7 +58,7 @@ class Geometry:
     def backward(
         self, g: Tensor, x: Tensor, weight: Tensor, mask: list[bool]
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """The gradients of input, weight and bias, as far as `mask` asks for them."""
+        """Return the gradients of input, weight and bias, those that `mask` asks for."""
         outputs = [weight.shape[1] * self.groups if self.transposed else weight.shape[0]]
         return torch.ops.aten.convolution_backward(  # type: ignore[no-any-return]
             g, x, weight, outputs, self.stride, self.padding, self.dilation, self.transposed,
@@ -66,7 +67,7 @@ class Geometry:
 
 
 class _Patches:
-    """The patches of a batch that a kernel sees, unfolded for some examples at a time.
+    """The patches of a batch that a kernel sees, unfolded for a few examples at a time.
 
     Copying from a strided view is several times as fast as `F.unfold`.
     """
@@ -97,7 +98,7 @@ class _Patches:
         self.positions = torch.Size(places).numel()
 
     def of(self, start: int, stop: int) -> Tensor:
-        """The patches of some examples, of shape (stop − start, channels × kernel, positions)."""
+        """Return the patches of some examples, of shape (stop − start, channels × kernel, positions)."""
         windows = self.x.as_strided(
             [stop - start, *self.sizes],
             self.strides,
@@ -112,10 +113,10 @@ class ConvRecord(Record):
 
     Args:
         target: The weight.
-        x: The input of the convolution; of a transposed one, its output's gradient.
-        g: The output's gradient; of a transposed one, its input.
-        geometry: Of the convolution that is not transposed.
-        scratch: Where to find buffers.
+        x: Input of the convolution; for a transposed one, the gradient of its output.
+        g: Gradient of the output; for a transposed one, its input.
+        geometry: Geometry of the convolution that is not transposed.
+        scratch: Source of buffers.
     """
 
     def __init__(
@@ -125,11 +126,11 @@ class ConvRecord(Record):
         self.x, self.g, self.geometry, self.scratch = wide(x), wide(g), geometry, scratch
 
     def patches(self) -> _Patches:
-        """The input's patches."""
+        """Return the input's patches."""
         return _Patches(self.x, list(self.target.shape[2:]), self.geometry, self.scratch)
 
     def per_example(self, start: int, stop: int) -> Tensor:
-        """The gradients of some examples, as those of a convolution whose groups they are."""
+        """Return the gradients of a range of examples, as the groups of one convolution."""
         shape, at = self.target.shape, self.geometry
         x, g = self.x[start:stop], self.g[start:stop]
         count = len(x)
@@ -146,16 +147,13 @@ class ConvRecord(Record):
         return self.g[0, 0].numel() <= PAIRS_UP_TO and self.geometry.groups == 1
 
     def write_to(self, total: Tensor, fresh: bool) -> None:
-        """The squares alone."""
+        """Add the squares alone."""
         if self.few_positions():
             columns = self.patches().of(0, self.examples).transpose(1, 2)
             g = self.g.flatten(2).transpose(1, 2)
             products_of_pairs(columns, g, total.view(len(total), -1), fresh)
         else:
-            squares = total if fresh else torch.empty_like(total)
-            self.write_both(torch.empty_like(total), squares)
-            if not fresh:
-                total.add_(squares)
+            add_both(total, fresh, self.write_both)
 
     def write_both(self, gradient: Tensor, squares: Tensor) -> None:
         """Overwrite `gradient` and `squares` with the sums over examples of Gᵢ and Gᵢ²."""
@@ -185,17 +183,17 @@ class ConvRecord(Record):
     def _as_groups(self) -> bool:
         """Whether the weight gradient of a grouped convolution is faster than unfolding.
 
-        Found by timing: with many positions, few weights and enough channels to fill a vector; and with
-        several groups, where unfolding would mean a product for each.
+        Found by timing: it is with many positions, few weights and enough channels to fill a vector; and
+        with several groups, where unfolding would need a product for each.
         """
-        per_group = self.x.shape[1] // self.geometry.groups
         if self.geometry.groups > 1:
             return True
-        return self.g[0, 0].numel() >= 256 and self.target.numel() <= 10_000 and per_group >= 8
+        positions, channels = self.g[0, 0].numel(), self.x.shape[1]
+        return positions >= 256 and self.target.numel() <= 10_000 and channels >= 8
 
 
 class _Conv(torch.autograd.Function):
-    """A convolution whose backward pass takes the weight's gradient per example."""
+    """A convolution whose backward pass computes the weight's gradient per example."""
 
     @staticmethod
     def forward(
@@ -212,7 +210,7 @@ class _Conv(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         at: Geometry = ctx.at
         use: Use = ctx.use
-        with torch._C.DisableTorchFunction(), no_autocast(g):
+        with torch._C.DisableTorchFunction(), no_autocast(g.device):
             mask = [ctx.needs_input_grad[0], False, False]
             grad_b: Tensor | None = None
             if ctx.needs_input_grad[2]:
@@ -221,7 +219,7 @@ class _Conv(torch.autograd.Function):
                 grad_b = sums.sum(0).to(g.dtype)
                 if ctx.bias_use is not None:
                     ctx.bias_use.arrived(VectorRecord(ctx.bias_use.target, sums))
-            # A transposed convolution's input and output gradient have exchanged their parts.
+            # In a transposed convolution, input and output gradient swap their roles.
             first, second = (g, x) if at.transposed else (x, g)
             plain = Geometry(at.stride, at.padding, at.dilation, at.groups)
             record = ConvRecord(use.target, first, second, plain, use.uses.scratch)
@@ -233,19 +231,13 @@ class _Conv(torch.autograd.Function):
                 record.write_to(*use.sink())
                 mask[1] = True
             else:
-                total, fresh = use.sink()
-                gradient = torch.empty_like(total)
-                squares = total if fresh else torch.empty_like(total)
-                record.write_both(gradient, squares)
-                if not fresh:
-                    total.add_(squares)
-                grad_w = gradient.to(weight.dtype)
+                grad_w = add_both(*use.sink(), record.write_both).to(weight.dtype)
             ordinary = at.backward(g, x, weight, mask) if any(mask) else (None, None, None)
         return ordinary[0], ordinary[1] if grad_w is None else grad_w, grad_b, None, None, None
 
 
 def _ntuple(value: int | Sequence[int], count: int) -> list[int]:
-    """One number per dimension."""
+    """Return one number per dimension."""
     values = [value] if isinstance(value, int) else list(value)
     return values * count if len(values) == 1 else values
 
@@ -264,45 +256,38 @@ def _apply(
             "a batch"
         )
     tracker.check_examples(x.shape[0], first)
-    bias_use = None if shift is None else capture.use(shift)
+    bias_use = None if shift is None else capture.uses.use(shift)
     factors = None if target is None else capture.factors.get(id(target))
     if target is not None and factors is None:
         tensors = autocast_tensors(x, weight, bias)
-        return _Conv.apply(*tensors, at, capture.use(target), bias_use)  # type: ignore[no-any-return, no-untyped-call]
+        return _Conv.apply(*tensors, at, capture.uses.use(target), bias_use)  # type: ignore[no-any-return, no-untyped-call]
     output = func(*args)
-    factor_use = None if target is None else capture.use(target)
+    factor_use = None if target is None else capture.uses.use(target)
     data = x.detach()
 
     def arrived(gradient: Tensor) -> None:
-        with torch._C.DisableTorchFunction(), torch.no_grad():
-            g = wide(gradient).flatten(2)
-            if factor_use is not None and factors is not None:
-                factor_use.begin(len(g))
-                record = ConvRecord(factor_use.target, data, gradient, at, capture.uses.scratch)
-                columns = record.patches().of(0, len(g))
-                factors.add(columns.transpose(1, 2), g.transpose(1, 2))
-            if bias_use is not None:
-                if factors is not None and factors.bias is bias_use.target:
-                    bias_use.begin(len(g))
-                else:
-                    bias_use.arrived(VectorRecord(bias_use.target, g.sum(2)))
+        g = wide(gradient).flatten(2)
+        if factor_use is not None and factors is not None:
+            factor_use.begin(len(g))
+            record = ConvRecord(factor_use.target, data, gradient, at, capture.uses.scratch)
+            columns = record.patches().of(0, len(g))
+            factors.add(columns.transpose(1, 2), g.transpose(1, 2))
+        if bias_use is not None:
+            if factors is not None and factors.bias is bias_use.target:
+                bias_use.begin(len(g))
+            else:
+                bias_use.arrived(VectorRecord(bias_use.target, g.sum(2)))
 
-    output.register_hook(arrived)
+    on_gradient(output, arrived)
     return output
 
 
 def conv(
-    capture: Capture,
-    func: Callable[..., Tensor],
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: int | Sequence[int] = 1,
-    padding: str | int | Sequence[int] = 0,
-    dilation: int | Sequence[int] = 1,
-    groups: int = 1,
-) -> Any:
-    """The rule for `torch.conv1d`, `torch.conv2d` and `torch.conv3d`."""
+    capture: Capture, func: Callable[..., Tensor], input: Tensor, weight: Tensor,
+    bias: Tensor | None = None, stride: int | Sequence[int] = 1,
+    padding: str | int | Sequence[int] = 0, dilation: int | Sequence[int] = 1, groups: int = 1,
+) -> Any:  # fmt: skip
+    """Apply the rule for `torch.conv1d`, `torch.conv2d` and `torch.conv3d`."""
     if capture.tracker.is_constant(input):
         return capture.other(func, (input, weight, bias, stride, padding, dilation, groups))
     dims = weight.dim() - 2
@@ -312,7 +297,7 @@ def conv(
     elif padding == "same":
         total = [d * (k - 1) for d, k in zip(spacing, weight.shape[2:], strict=True)]
         if any(t % 2 for t in total):
-            # As torch does: the odd one goes after.
+            # Like torch: the odd one goes at the end.
             input = F.pad(input, [amount for t in reversed(total) for amount in (0, t % 2)])
         padding = [t // 2 for t in total]
     assert not isinstance(padding, str)
@@ -322,18 +307,11 @@ def conv(
 
 
 def conv_transpose(
-    capture: Capture,
-    func: Callable[..., Tensor],
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: int | Sequence[int] = 1,
-    padding: int | Sequence[int] = 0,
-    output_padding: int | Sequence[int] = 0,
-    groups: int = 1,
-    dilation: int | Sequence[int] = 1,
-) -> Any:
-    """The rule for `torch.conv_transpose1d`, `torch.conv_transpose2d` and `torch.conv_transpose3d`."""
+    capture: Capture, func: Callable[..., Tensor], input: Tensor, weight: Tensor,
+    bias: Tensor | None = None, stride: int | Sequence[int] = 1, padding: int | Sequence[int] = 0,
+    output_padding: int | Sequence[int] = 0, groups: int = 1, dilation: int | Sequence[int] = 1,
+) -> Any:  # fmt: skip
+    """Apply the rule for `torch.conv_transpose1d`, `torch.conv_transpose2d` and `torch.conv_transpose3d`."""
     given = (input, weight, bias, stride, padding, output_padding, groups, dilation)
     if capture.tracker.is_constant(input):
         return capture.other(func, given)

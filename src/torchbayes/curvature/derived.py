@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-__all__ = ["Derived", "quiet_vmap", "random_transform", "substitute"]
+__all__ = ["Derived", "quiet_vmap", "substitute"]
 
 
 def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
-    """v·g/‖v‖ of simple operations: torch's fused kernel cannot be vmapped."""
+    """Compute v·g/‖v‖ by simple operations: torch's fused kernel cannot be vmapped."""
     return v * (g / torch.norm_except_dim(v, 2, dim))
 
 
@@ -25,24 +25,16 @@ _INSTEAD: dict[Any, Callable[..., Any]] = {torch._weight_norm: _weight_norm}
 
 @contextmanager
 def quiet_vmap() -> Iterator[None]:
-    """Silence vmap's remark that an operation without a batching rule is slow: it is right all the same."""
+    """Silence vmap's warning that an operation without a batching rule is slow: it is still correct."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="There is a performance drop")
         yield
 
 
 def substitute(arguments: Any, values: Mapping[int, Tensor]) -> Any:
-    """A nest of arguments with some of its tensors, named by their id, replaced."""
+    """Replace some tensors, given by id, in nested arguments."""
     leaves, spec = tree_flatten(arguments)
     return tree_unflatten([values.get(id(leaf), leaf) for leaf in leaves], spec)
-
-
-def random_transform(name: str) -> str:
-    """What to say of a transform that gives something else when it is run again."""
-    return (
-        f"{name} is transformed at random before it is used (dropout on weights?): torchbayes cannot take "
-        "its per-example gradients, so drop activations instead"
-    )
 
 
 @dataclass
@@ -51,12 +43,12 @@ class Derived:
 
     Attributes:
         tensor: The tensor.
-        func: The torch function that made it.
-        args: Its arguments.
-        kwargs: Its keyword arguments.
-        place: Which of the function's outputs it is.
-        targets: The arguments that are weights or derived themselves.
-        parents: The derived ones of them, by id.
+        func: The torch function that computed it.
+        args: The function's arguments.
+        kwargs: The function's keyword arguments.
+        place: Index of the tensor among the function's outputs.
+        targets: Arguments that are weights or derived themselves.
+        parents: The derived ones among the targets, by id.
     """
 
     tensor: Tensor
@@ -68,16 +60,14 @@ class Derived:
     parents: dict[int, Derived]
 
     def __post_init__(self) -> None:
-        self.roots: list[Tensor] = []
         found: dict[int, Tensor] = {}
         for target in self.targets:
             parent = self.parents.get(id(target))
-            for root in [target] if parent is None else parent.roots:
-                found[id(root)] = root
-        self.roots = list(found.values())
+            found |= {id(root): root for root in ([target] if parent is None else parent.roots)}
+        self.roots: list[Tensor] = list(found.values())
 
     def again(self, values: dict[int, Tensor]) -> Tensor:
-        """Compute the tensor anew from other values of the weights, given by id."""
+        """Recompute the tensor from other values of the weights, given by id."""
         if id(self.tensor) not in values:
             for key, parent in self.parents.items():
                 values[key] = parent.again(values)
@@ -86,11 +76,11 @@ class Derived:
             values[id(self.tensor)] = tree_leaves(outputs)[self.place]
         return values[id(self.tensor)]
 
-    def pullback(self, refusal: str) -> Callable[[Tensor], list[tuple[Tensor, Tensor]]]:
-        """A function from gradients of the tensor, one per example, to those of its weights.
+    def pullback(self, name: str) -> Callable[[Tensor], list[tuple[Tensor, Tensor]]]:
+        """Return a function from gradients of the tensor, one per example, to those of its weights.
 
         Args:
-            refusal: The message of the `ValueError` if the tensor cannot be computed again.
+            name: Description of the tensor, for the `ValueError` if it cannot be computed again.
         """
 
         def recompute(*weights: Tensor) -> Tensor:
@@ -100,7 +90,10 @@ class Derived:
             recompute, *[r.detach() for r in self.roots]
         )
         if not torch.allclose(value, self.tensor, rtol=1e-3, atol=1e-6):
-            raise ValueError(refusal)
+            raise ValueError(
+                f"{name} is transformed at random before it is used (dropout on weights?): torchbayes cannot "
+                "take its per-example gradients, so drop activations instead"
+            )
 
         def batched(gradients: Tensor) -> list[tuple[Tensor, Tensor]]:
             with quiet_vmap():

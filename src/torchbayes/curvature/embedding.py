@@ -24,16 +24,14 @@ class _LookupRecord(Record):
         self.indices = indices.reshape(len(indices), -1)
         self.g = wide(g).reshape(*self.indices.shape, *target.shape[1:])
         if padding_idx >= 0:
-            keep = (self.indices != padding_idx).unsqueeze(-1)
-            self.g = self.g * keep
+            self.g = self.g * (self.indices != padding_idx).unsqueeze(-1)
 
     def per_example(self, start: int, stop: int) -> Tensor:
         count, rows = stop - start, len(self.target)
         table = self.g.new_zeros(count * rows, *self.target.shape[1:])
         offset = torch.arange(count, device=table.device).unsqueeze(1) * rows
-        table.index_add_(
-            0, (self.indices[start:stop] + offset).flatten(), self.g[start:stop].flatten(0, 1)
-        )
+        places = (self.indices[start:stop] + offset).flatten()
+        table.index_add_(0, places, self.g[start:stop].flatten(0, 1))
         return table.view(count, *self.target.shape)
 
     def write_to(self, total: Tensor, fresh: bool) -> None:
@@ -49,15 +47,10 @@ class _LookupRecord(Record):
 
 
 def embedding(
-    capture: Capture,
-    func: Callable[..., Tensor],
-    weight: Tensor,
-    indices: Tensor,
-    padding_idx: int = -1,
-    scale_grad_by_freq: bool = False,
-    sparse: bool = False,
-) -> Any:
-    """The rule for `torch.embedding`."""
+    capture: Capture, func: Callable[..., Tensor], weight: Tensor, indices: Tensor,
+    padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False,
+) -> Any:  # fmt: skip
+    """Apply the rule for `torch.embedding`."""
     given = (weight, indices, padding_idx, scale_grad_by_freq, sparse)
     target = capture.tracker.target(weight)
     if target is None or capture.tracker.is_constant(indices):
@@ -70,11 +63,5 @@ def embedding(
             )
     capture.tracker.check_examples(indices.shape[0] if indices.dim() > 0 else 1, target)
     output = func(*given)
-    use = capture.use(target)
-
-    def arrived(gradient: Tensor) -> None:
-        with torch._C.DisableTorchFunction(), torch.no_grad():
-            use.arrived(_LookupRecord(target, indices, gradient, padding_idx))
-
-    output.register_hook(arrived)
+    capture.watch(output, target, lambda g: _LookupRecord(target, indices, g, padding_idx))
     return output

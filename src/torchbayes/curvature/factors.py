@@ -23,12 +23,13 @@ class FactorSums:
 
     Args:
         weight: The layer's weight, of shape (outputs, …).
-        bias: The layer's bias, if it is a column of the weight matrix here.
+        bias: The layer's bias, if it is to be a column of the weight matrix.
 
     Attributes:
         inputs: Σ a aᵀ over examples and positions.
         outputs: Σ (g/M)(g/M)ᵀ: the gradients are those of a mean over M examples.
-        rows: The number of examples times positions; 0 if the layer was not used.
+        rows: Number of examples times positions; 0 if the layer was not used. Setting it to 0 starts
+            again, in the same buffers.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
@@ -37,16 +38,12 @@ class FactorSums:
         self.outputs: Tensor | None = None
         self.rows = 0
 
-    def clear(self) -> None:
-        """Start again at 0; the buffers are kept."""
-        self.rows = 0
-
     def add(self, x: Tensor, g: Tensor) -> None:
         """Add one use of the layer.
 
         Args:
-            x: The inputs, of shape (examples, positions, inputs).
-            g: The outputs' gradients, of shape (examples, positions, outputs).
+            x: Inputs, of shape (examples, positions, inputs).
+            g: Gradients of the outputs, of shape (examples, positions, outputs).
         """
         rows, gradients = x.reshape(-1, x.shape[-1]), g.reshape(-1, g.shape[-1])
         size = rows.shape[1]

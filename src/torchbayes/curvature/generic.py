@@ -1,7 +1,7 @@
 """The rule for functions without a rule of their own: differentiate the function example by example.
 
 The function is run once more under `vmap(vjp)`, on one example at a time as a batch of one, so that a
-function that names its dimensions means the same ones.
+function that names its dimensions refers to the same ones.
 """
 
 from __future__ import annotations
@@ -22,16 +22,12 @@ if TYPE_CHECKING:
 __all__ = ["broadcasts_examples", "generic", "is_in_place", "record_broadcast"]
 
 _EXPANSIONS = {
-    Tensor.expand,
-    Tensor.expand_as,
-    Tensor.repeat,
-    torch.broadcast_to,
-    Tensor.broadcast_to,
-}
+    Tensor.expand, Tensor.expand_as, Tensor.repeat, torch.broadcast_to, Tensor.broadcast_to,
+}  # fmt: skip
 
 
 def is_in_place(func: Callable[..., Any]) -> bool:
-    """Whether a function writes to its first argument, by torch's custom of naming."""
+    """Whether a function writes to its first argument, by torch's naming convention."""
     name = getattr(func, "__name__", "")
     return (name.endswith("_") and not name.endswith("__")) or (
         name.startswith("__i") and name not in ("__invert__", "__index__")
@@ -40,13 +36,9 @@ def is_in_place(func: Callable[..., Any]) -> bool:
 
 class _GenericRecord(Record):
     def __init__(
-        self,
-        target: Tensor,
-        run: Callable[[dict[int, Tensor]], Tensor],
-        data: Sequence[Tensor],
-        gradient: Tensor,
-        dimension: int,
-    ) -> None:
+        self, target: Tensor, run: Callable[[dict[int, Tensor]], Tensor], data: Sequence[Tensor],
+        gradient: Tensor, dimension: int,
+    ) -> None:  # fmt: skip
         super().__init__(target, gradient.shape[dimension])
         self.run, self.data, self.gradient, self.dimension = run, data, gradient, dimension
 
@@ -73,24 +65,19 @@ class _GenericRecord(Record):
 
 
 def generic(
-    capture: Capture,
-    func: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    data: Sequence[Tensor],
-    targets: Sequence[Tensor],
-    outputs: Any,
-) -> None:
+    capture: Capture, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
+    data: Sequence[Tensor], targets: Sequence[Tensor], outputs: Any,
+) -> None:  # fmt: skip
     """Note the use of weights by a function that has been run, so that it can be run again per example.
 
     Args:
         capture: The capture.
         func: The function.
-        args: Its arguments.
-        kwargs: Its keyword arguments.
-        data: The tensors among them that have an entry per example.
-        targets: Those that are weights or derived.
-        outputs: What the function gave.
+        args: The function's arguments.
+        kwargs: The function's keyword arguments.
+        data: Tensors among the arguments that have an entry per example.
+        targets: Tensors among the arguments that are weights or derived.
+        outputs: The function's outputs.
     """
     dimension = capture.tracker.layout[0]
     examples = data[0].shape[dimension]
@@ -99,9 +86,9 @@ def generic(
             continue
         if output.dim() <= dimension or output.shape[dimension] != examples:
             raise ValueError(
-                f"{capture.tracker.describe(targets[0])} is used by {func.__name__!r}, which gives a tensor "
-                f"of shape {tuple(output.shape)} without a dimension of {examples} examples: torchbayes "
-                "needs the examples kept apart until the loss, so reduce over them only there"
+                f"{capture.tracker.describe(targets[0])} is used by {func.__name__!r}, which returns a "
+                f"tensor of shape {tuple(output.shape)} without a dimension of {examples} examples: "
+                "torchbayes needs the examples kept apart until the loss, so reduce over them only there"
             )
 
         def run(values: dict[int, Tensor], place: int = place) -> Tensor:
@@ -113,17 +100,11 @@ def generic(
 
 
 def _hook(
-    capture: Capture,
-    target: Tensor,
-    output: Tensor,
-    run: Callable[[dict[int, Tensor]], Tensor],
-    data: Sequence[Tensor],
-    dimension: int,
-    name: str,
-) -> None:
-    use = capture.use(target)
+    capture: Capture, target: Tensor, output: Tensor, run: Callable[[dict[int, Tensor]], Tensor],
+    data: Sequence[Tensor], dimension: int, name: str,
+) -> None:  # fmt: skip
     record = _GenericRecord(target, run, data, output.detach(), dimension)
-    # Try one example now: an error in the forward pass says more than one at the end of the backward pass.
+    # Try one example now: an error in the forward pass is clearer than one at the end of the backward pass.
     tried = (name, id(target))
     try:
         if tried not in capture.tried:
@@ -136,11 +117,7 @@ def _hook(
             f"differentiate example by example ({str(error).splitlines()[0]}): use a layer of torch.nn for it"
         ) from error
 
-    def arrived(gradient: Tensor) -> None:
-        with torch._C.DisableTorchFunction(), torch.no_grad():
-            use.arrived(_GenericRecord(target, run, data, gradient, dimension))
-
-    output.register_hook(arrived)
+    capture.watch(output, target, lambda g: _GenericRecord(target, run, data, g, dimension))
 
 
 def broadcasts_examples(
@@ -155,12 +132,11 @@ def broadcasts_examples(
 
 def record_broadcast(capture: Capture, target: Tensor, output: Tensor, dimension: int) -> None:
     """Note a weight that was expanded over the examples: its copies' gradients are those of the examples."""
-    use = capture.use(target)
 
-    def arrived(gradient: Tensor) -> None:
-        with torch._C.DisableTorchFunction(), torch.no_grad():
-            rows = wide(gradient).movedim(dimension, 0).unsqueeze(dimension + 1)
-            inner = torch.func.vmap(lambda row: row.sum_to_size(target.shape))(rows)
-            use.arrived(VectorRecord(target, inner))
+    def record(gradient: Tensor) -> Record:
+        rows = wide(gradient).movedim(dimension, 0).unsqueeze(dimension + 1)
+        return VectorRecord(
+            target, torch.func.vmap(lambda row: row.sum_to_size(target.shape))(rows)
+        )
 
-    output.register_hook(arrived)
+    capture.watch(output, target, record)

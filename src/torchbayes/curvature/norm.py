@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from torchbayes.curvature.accumulate import VectorRecord, wide
-from torchbayes.curvature.products import CHUNK
+from torchbayes.curvature.accumulate import CHUNK, Record, VectorRecord, on_gradient, wide
 
 if TYPE_CHECKING:
     from torchbayes.curvature.capture import Capture
@@ -24,55 +23,46 @@ __all__ = ["batch_norm", "group_norm", "instance_norm", "layer_norm", "prelu", "
 
 
 def _affine(
-    capture: Capture,
-    output: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    scale_gradients: Callable[[Tensor], Tensor],
-    shift_gradients: Callable[[Tensor], Tensor],
-) -> Tensor:
-    """Hook a layer's output for the gradients of its scale and shift.
+    capture: Capture, output: Tensor, weight: Tensor | None, bias: Tensor | None,
+    scale_gradients: Callable[[Tensor], Tensor], shift_gradients: Callable[[Tensor], Tensor],
+) -> Tensor:  # fmt: skip
+    """Hook a layer's output for the gradients of its scale and shift, and return it.
 
     Args:
         capture: The capture.
         output: The layer's output.
         weight: The scale.
         bias: The shift.
-        scale_gradients: From the output's gradient to those of the scale, one row per example.
+        scale_gradients: Map from the output's gradient to those of the scale, one row per example.
         shift_gradients: The same for the shift.
-
-    Returns:
-        The output.
     """
     tracker = capture.tracker
     scale, shift = tracker.target(weight), tracker.target(bias)
-    first = shift if scale is None else scale
-    if first is None:
+    if scale is None and shift is None:
         return output
-    tracker.check_examples(output.shape[tracker.layout[0]], first)
+    tracker.check_examples(output.shape[tracker.layout[0]], scale, shift)
     uses = [
-        (capture.use(target), rule)
+        (capture.uses.use(target), rule)
         for target, rule in ((scale, scale_gradients), (shift, shift_gradients))
         if target is not None
     ]
 
     def arrived(gradient: Tensor) -> None:
-        with torch._C.DisableTorchFunction(), torch.no_grad():
-            g = wide(gradient)
-            for use, rule in uses:
-                use.arrived(VectorRecord(use.target, rule(g).view(-1, *use.target.shape)))
+        g = wide(gradient)
+        for use, rule in uses:
+            use.arrived(VectorRecord(use.target, rule(g).view(-1, *use.target.shape)))
 
-    output.register_hook(arrived)
+    on_gradient(output, arrived)
     return output
 
 
 def _over_positions(values: Tensor) -> Tensor:
-    """Sums over all dimensions but examples and channels."""
+    """Sum over all dimensions except examples and channels."""
     return values.flatten(2).sum(2) if values.dim() > 2 else values
 
 
 def _over_rows(features: int) -> Callable[[Tensor], Tensor]:
-    """Sums over the dimensions between the examples and the last `features`."""
+    """Return a function that sums over the dimensions between the examples and the last `features`."""
 
     def summed(values: Tensor) -> Tensor:
         between = values.dim() - features
@@ -86,33 +76,24 @@ def _by_channel(statistic: Tensor, x: Tensor) -> Tensor:
 
 
 def batch_norm(
-    capture: Capture,
-    func: Callable[..., Tensor],
-    input: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor,
-    running_var: Tensor,
-    training: bool,
-    momentum: float,
-    eps: float,
-    cudnn_enabled: bool,
-) -> Tensor:
-    """The rule for `torch.batch_norm`."""
+    capture: Capture, func: Callable[..., Tensor], input: Tensor, weight: Tensor | None,
+    bias: Tensor | None, running_mean: Tensor, running_var: Tensor, training: bool,
+    momentum: float, eps: float, cudnn_enabled: bool,
+) -> Tensor:  # fmt: skip
+    """Apply the rule for `torch.batch_norm`."""
     output = func(
         input, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled
     )
     x = input.detach()
     if training:
-        # torch keeps both for its own backward pass; if not under these names, they are computed again.
+        # torch keeps both for its own backward pass; if not under these names, they are recomputed.
         mean = getattr(output.grad_fn, "_saved_result1", None)
         scale = getattr(output.grad_fn, "_saved_result2", None)
         if mean is None or scale is None or mean.numel() != x.shape[1]:
             var, mean = torch.var_mean(wide(x), [d for d in range(x.dim()) if d != 1], correction=0)
             scale = (var + eps).rsqrt()
     else:
-        mean = running_mean.clone()
-        scale = (running_var + eps).rsqrt()
+        mean, scale = running_mean.clone(), (running_var + eps).rsqrt()
     centre, rate = wide(mean), wide(scale)
 
     def scale_gradients(g: Tensor) -> Tensor:
@@ -129,22 +110,17 @@ def batch_norm(
 
 
 def _standardised(rows: Tensor, eps: float) -> Tensor:
-    """Rows less their mean, divided by their standard deviation."""
+    """Subtract the mean of each row and divide by its standard deviation."""
     var, mean = torch.var_mean(rows, -1, correction=0, keepdim=True)
     return (rows - mean).mul_((var + eps).rsqrt())
 
 
 def layer_norm(
-    capture: Capture,
-    func: Callable[..., Tensor],
-    input: Tensor,
-    normalized_shape: Sequence[int],
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
+    capture: Capture, func: Callable[..., Tensor], input: Tensor, normalized_shape: Sequence[int],
+    weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5,
     cudnn_enable: bool = True,
-) -> Tensor:
-    """The rule for `torch.layer_norm`."""
+) -> Tensor:  # fmt: skip
+    """Apply the rule for `torch.layer_norm`."""
     output = func(input, normalized_shape, weight, bias, eps, cudnn_enable)
     x, dims = input.detach(), len(normalized_shape)
     summed = _over_rows(dims)
@@ -157,14 +133,10 @@ def layer_norm(
 
 
 def rms_norm(
-    capture: Capture,
-    func: Callable[..., Tensor],
-    input: Tensor,
-    normalized_shape: Sequence[int],
-    weight: Tensor | None = None,
-    eps: float | None = None,
-) -> Tensor:
-    """The rule for `torch.rms_norm`."""
+    capture: Capture, func: Callable[..., Tensor], input: Tensor, normalized_shape: Sequence[int],
+    weight: Tensor | None = None, eps: float | None = None,
+) -> Tensor:  # fmt: skip
+    """Apply the rule for `torch.rms_norm`."""
     x, dims = input.detach(), len(normalized_shape)
     summed = _over_rows(dims)
 
@@ -179,16 +151,11 @@ def rms_norm(
 
 
 def group_norm(
-    capture: Capture,
-    func: Callable[..., Tensor],
-    input: Tensor,
-    num_groups: int,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
+    capture: Capture, func: Callable[..., Tensor], input: Tensor, num_groups: int,
+    weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5,
     cudnn_enabled: bool = True,
-) -> Tensor:
-    """The rule for `torch.group_norm`."""
+) -> Tensor:  # fmt: skip
+    """Apply the rule for `torch.group_norm`."""
     x = input.detach()
 
     def scale_gradients(g: Tensor) -> Tensor:
@@ -200,30 +167,15 @@ def group_norm(
 
 
 def instance_norm(
-    capture: Capture,
-    func: Callable[..., Tensor],
-    input: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    use_input_stats: bool,
-    momentum: float,
-    eps: float,
-    cudnn_enabled: bool,
-) -> Tensor:
-    """The rule for `torch.instance_norm`."""
+    capture: Capture, func: Callable[..., Tensor], input: Tensor, weight: Tensor | None,
+    bias: Tensor | None, running_mean: Tensor | None, running_var: Tensor | None,
+    use_input_stats: bool, momentum: float, eps: float, cudnn_enabled: bool,
+) -> Tensor:  # fmt: skip
+    """Apply the rule for `torch.instance_norm`."""
     output = func(
-        input,
-        weight,
-        bias,
-        running_mean,
-        running_var,
-        use_input_stats,
-        momentum,
-        eps,
+        input, weight, bias, running_mean, running_var, use_input_stats, momentum, eps,
         cudnn_enabled,
-    )
+    )  # fmt: skip
     x = input.detach()
     # The running statistics may change before the backward pass.
     kept = None
@@ -242,22 +194,18 @@ def instance_norm(
 
 
 def prelu(capture: Capture, func: Callable[..., Tensor], input: Tensor, weight: Tensor) -> Any:
-    """The rule for `torch.prelu`: the gradient of the slope is Σₚ gₚ min(xₚ, 0)."""
+    """Apply the rule for `torch.prelu`: the gradient of the slope is Σₚ gₚ min(xₚ, 0)."""
     slope = capture.tracker.target(weight)
     if slope is None or capture.tracker.is_constant(input):
         return capture.other(func, (input, weight))
     capture.tracker.check_examples(input.shape[0], slope)
-    output = func(input, weight)
-    use, data = capture.use(slope), input.detach()
+    output, data = func(input, weight), input.detach()
 
-    def arrived(gradient: Tensor) -> None:
-        with torch._C.DisableTorchFunction(), torch.no_grad():
-            slopes = wide(gradient) * wide(data).clamp(max=0)
-            if slope.numel() == 1:
-                slopes = slopes.flatten(1).sum(1, keepdim=True)
-            elif slopes.dim() > 2:
-                slopes = slopes.flatten(2).sum(2)
-            use.arrived(VectorRecord(slope, slopes.view(-1, *slope.shape)))
+    def record(gradient: Tensor) -> Record:
+        slopes = wide(gradient) * wide(data).clamp(max=0)
+        if slope.numel() == 1:
+            slopes = slopes.flatten(1).sum(1, keepdim=True)
+        return VectorRecord(slope, _over_positions(slopes).view(-1, *slope.shape))
 
-    output.register_hook(arrived)
+    capture.watch(output, slope, record)
     return output

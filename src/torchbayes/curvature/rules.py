@@ -1,4 +1,4 @@
-"""Which rule serves which torch function."""
+"""The rule for each torch function."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torchbayes.curvature.norm import (
     layer_norm,
     prelu,
     rms_norm,
-)
+)  # fmt: skip
 
 __all__ = ["RULES"]
 
@@ -41,4 +41,4 @@ RULES: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys(LAYERS, recurrent),
     **dict.fromkeys(CELLS, recurrent_cell),
 }
-"""From a torch function to its rule, which takes the capture, the function and the function's arguments."""
+"""The rule of each torch function, called with the capture, the function and the function's arguments."""

@@ -1,4 +1,4 @@
-"""From a pure function and torch's tensors to its compiled loop, on all of torch's threads."""
+"""Run the compiled loop of a pure function on torch's tensors and threads."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ __all__ = ["run"]
 
 _LOG = logging.getLogger("torchbayes")
 
-# Fewer weights than this are done before numba is imported.
+# Fewer weights than this are updated before numba could be imported.
 _LEAST = 1 << 14
 
-# Chunks (of 1,024 entries) that are worth a thread: a few hundred microseconds against some 50 to wake it.
+# Chunks (of 1,024 entries) that are worth a thread: they take a few hundred microseconds, waking it some 50.
 _CHUNKS_PER_THREAD = 64
 
-# Parts for every thread: if a core is busy with something else, the others do more of them.
+# Parts per thread: if a core is busy with something else, the others take more of them.
 _PARTS = 4
 
 
@@ -40,21 +40,21 @@ def run(
     generator: torch.Generator | None = None,
     **scalars: Any,
 ) -> list[float] | None:
-    """Do what a pure function does by its compiled loop, if it has one that can take these tensors.
+    """Run the compiled loop of a pure function, if it has one that can take these tensors.
 
     The random numbers depend on the generator's state alone, not on the number of threads, and are those
     that `torchbayes.core.noise.normals_` would give for one tensor with as many entries.
 
     Args:
         update: The pure function.
-        changed: The columns to change, each a list of tensors: the first of every list belong together, the
+        changed: Columns to change, each a list of tensors: the first of every list belong together, the
             second, and so on.
-        given: The columns to read.
-        generator: Where random numbers come from; torch's global generator if None.
-        scalars: The function's scalars. A loop takes numbers, not columns.
+        given: Columns to read.
+        generator: Source of random numbers; torch's global generator if None.
+        scalars: Scalars of the function. A loop takes numbers, not columns.
 
     Returns:
-        The sums that the loop has, for most of them none. If nothing has been done, None.
+        The sums that the loop computes, an empty list for most loops; None if there was nothing to run.
     """
     columns = [*changed, *given]
     if not _fit(columns, generator) or any(isinstance(v, list | tuple) for v in scalars.values()):
@@ -82,20 +82,20 @@ def run(
     _share(part, chunks, _CHUNKS_PER_THREAD)
     for column in changed:
         for tensor in column:
-            if not tensor.is_inference():  # autograd must know that it is not what it was
+            if not tensor.is_inference():  # autograd must know that it has changed
                 torch.autograd.graph.increment_version(tensor)
     total: list[float] = sums.sum(0).tolist()
     return total
 
 
 def _fit(columns: Sequence[Sequence[Tensor]], generator: torch.Generator | None) -> bool:
-    """Whether the loops can take these tensors, and there are enough entries for them to pay."""
+    """Whether the loops can take these tensors, and there are enough entries to be worth it."""
     sizes = [tensor.numel() for tensor in columns[0]]
     return (
         (generator is None or generator.device.type == "cpu")
         and sum(sizes) >= _LEAST
         and all(_is_plain(tensor) for column in columns for tensor in column)
-        # One that torch would broadcast is too short for a loop.
+        # A tensor that torch would broadcast is too short for a loop.
         and all([tensor.numel() for tensor in column] == sizes for column in columns)
     )
 
@@ -111,8 +111,8 @@ def _is_plain(tensor: Tensor) -> bool:
 
 @cache
 def _loops() -> tuple[dict[tuple[str, str], Loop], int]:
-    _LOG.info("loading the compiled loops; the first use of each takes some seconds")
-    from torchbayes.kernels import loops  # not before it is needed: numba takes half a second
+    _LOG.info("loading the compiled loops; the first use of each takes a few seconds")
+    from torchbayes.kernels import loops  # only when needed: numba takes half a second
 
     return loops.LOOPS, loops.CHUNK
 
@@ -121,17 +121,16 @@ def _share(work: Callable[[int, int], None], count: int, least: int) -> None:
     """Call `work(first, last)` for parts of range(count), on as many threads as torch uses.
 
     Args:
-        work: Does its part of the work, with Python's lock released, else there is nothing to gain.
-        count: How much there is to do.
-        least: How much is worth a thread of its own.
+        work: Function for a part of the work, which must release Python's lock to gain anything.
+        count: Amount of work.
+        least: Amount that is worth a thread.
     """
     workers = min(torch.get_num_threads(), count // least)
     if workers <= 1:
         work(0, count)
         return
     parts = workers * _PARTS
-    bounds = [count * i // parts for i in range(parts + 1)]
-    jobs = deque(pairwise(bounds))
+    jobs = deque(pairwise(count * i // parts for i in range(parts + 1)))
     errors: list[BaseException] = []
 
     def take(_data: int | None = None) -> None:
@@ -139,7 +138,7 @@ def _share(work: Callable[[int, int], None], count: int, least: int) -> None:
             try:
                 job = jobs.popleft()
             except IndexError:
-                return  # nothing is left
+                return  # no jobs are left
             try:
                 work(*job)
             except BaseException as error:  # it cannot pass through OpenMP's frames
@@ -163,10 +162,10 @@ _Region = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 @cache
 def _openmp() -> Callable[..., None] | None:
-    """The entry to a parallel region of the OpenMP library that torch's own operations run on, if there.
+    """Return the entry to a parallel region of the OpenMP library that torch itself uses, if available.
 
     After an operation its threads spin for some milliseconds in case there is another one. Threads of our
-    own would have to share the cores with them; on two cores that costs all that there is to gain.
+    own would have to share the cores with them; on two cores that would cost the entire gain.
     """
     try:
         enter = ctypes.CDLL(None).GOMP_parallel

@@ -1,16 +1,16 @@
-"""The compiled loops, found by the pure function that each of them is the same update as.
+"""The compiled loops, each found by the pure function whose update it computes.
 
-A loop takes the columns and the scalars of its pure function, by the same names and in the same order; of the
-names, `eta` stands for standard normal numbers and `sums` for where to add up. Compiling takes some seconds
-at a loop's first use; after that the machine code is on disk.
+A loop takes the columns and the scalars of its pure function, by the same names and in the same order; the
+name `eta` stands for standard normal numbers and `sums` for a row of sums to add to. Compiling takes a few
+seconds at a loop's first use; after that the machine code is on disk.
 
 Everything is written so that LLVM computes several entries at once: no branches, no calls of the C library,
-float32 throughout. All is in one file because numba looks at a function's own file alone to see whether what
-it kept is stale.
+float32 throughout. It is all in one file because numba checks only a function's own file to see whether its
+cached code is stale.
 
-Random numbers are Philox-4x32-10's (J. Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, SC 2011):
-a number is a function of a key and of its place, so that it does not matter which thread draws it. Normal
-ones are made of them by Box and Muller's transform.
+Random numbers come from Philox-4x32-10 (J. Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, SC
+2011): a number is a function of a key and of its place, so that it does not matter which thread draws it. The
+Box–Muller transform turns them into normal numbers.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ Scalar = Any
 Sums = Any
 """A row of float64 numbers to add to."""
 
-# Entries for which normal numbers are drawn at a time: they stay in the fastest cache. The four normal
-# numbers of a counter lie a quarter of it apart, so that a vector register holds those of several counters.
+# Entries for which normal numbers are drawn at once: they stay in the fastest cache. The four normal
+# numbers of a counter lie a quarter of a chunk apart, so that a vector register holds those of several
+# counters.
 CHUNK = 1024
 _QUARTER = CHUNK // 4
 
@@ -52,19 +53,15 @@ _u = np.uint32
 def _compiled(
     signature: str | None = None, fastmath: set[str] = _FASTMATH
 ) -> Callable[[_Function], _Function]:
-    # Division by zero gives what it gives in torch: numba's own check would be a branch.
-    options: dict[str, Any] = {
-        "nogil": True,
-        "error_model": "numpy",
-        "fastmath": fastmath,
-    }
+    # Division by zero behaves as in torch: numba's own check would be a branch.
+    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": fastmath}
     if signature is None:
         return cast(Callable[[_Function], _Function], numba.njit(inline="always", **options))
 
     def compiled(function: _Function) -> _Function:
         try:
             return cast(_Function, numba.njit(signature, cache=True, **options)(function))
-        except RuntimeError:  # there is no folder to keep it in
+        except RuntimeError:  # there is no folder to cache it in
             return cast(_Function, numba.njit(signature, **options)(function))
 
     return compiled
@@ -101,7 +98,7 @@ def _memory(_context: Any, _address: Any) -> Any:
 
 @_compiled()
 def _log(x: Any) -> Any:
-    """Log x of a positive number, by the polynomial of the Cephes library."""
+    """Compute log x of a positive number, by the polynomial of the Cephes library."""
     shifted = _u(_bits(x) - _u(0x3F3504F3))  # so that the mantissa is in [√½, √2)
     e = _f(np.int32(shifted) >> np.int32(23))
     m = _number(_u((shifted & _u(0x007FFFFF)) + _u(0x3F3504F3))) - _f(1)
@@ -121,7 +118,7 @@ def _log(x: Any) -> Any:
 
 @_compiled()
 def _exp(x: Any) -> Any:
-    """Exp x between the logarithms of the least and the greatest float32, by Cephes' polynomial."""
+    """Compute exp x between the logarithms of the least and greatest float32, by Cephes' polynomial."""
     n = np.floor(x * _f(1.44269504088896341) + _f(0.5))
     r = x - n * _f(0.693359375) - n * _f(-2.12194440e-4)
     y = _f(1.9875691500e-4)
@@ -136,7 +133,7 @@ def _exp(x: Any) -> Any:
 
 @_compiled()
 def _tanh_ratio(y: Any) -> Any:
-    """Tanh y / y, 1 at 0; a rational function where tanh y is not ±1 in float32."""
+    """Compute tanh y / y, 1 at 0, by a rational function where tanh y is not ±1 in float32."""
     x = min(abs(y), _f(7.9053111))
     z = x * x
     p = _f(-2.76076847742355e-16)
@@ -155,7 +152,7 @@ def _tanh_ratio(y: Any) -> Any:
 
 @_compiled()
 def _philox(place: Any, k0: Any, k1: Any) -> Any:
-    """Four random words of 32 bits."""
+    """Return four random words of 32 bits."""
     c0, c1, c2, c3 = _u(place), _u(place >> np.uint64(32)), _u(0), _u(0)
     for _ in range(10):
         a = np.uint64(0xD2511F53) * np.uint64(c0)
@@ -168,7 +165,7 @@ def _philox(place: Any, k0: Any, k1: Any) -> Any:
 
 @_compiled()
 def _normal_pair(first: Any, second: Any) -> Any:
-    """Two normal numbers: √(−2 log u) cos 2πv and √(−2 log u) sin 2πv."""
+    """Return two normal numbers: √(−2 log u) cos 2πv and √(−2 log u) sin 2πv."""
     radius = _f(math.sqrt(_f(-2) * _log((_f(first) + _f(0.5)) * _f(2.0**-32))))
     # The angle is a quarter of the circle and a rest between −π/4 and π/4, exact in whole numbers.
     quarter = _u(_u(second + _u(1 << 29)) >> _u(30))
@@ -222,16 +219,16 @@ def walk_{name}(addresses, ends, first, last, k0, k1, scalars, sums):
 
 
 class Loop:
-    """A loop over the entries of tensors that are taken end to end, in chunks.
+    """A loop over the entries of tensors, taken end to end, in chunks.
 
     Args:
         function: The loop over a stretch that lies in one tensor and one chunk.
-        sums: How many sums over all entries it has.
+        sums: Number of sums over all entries that it computes.
 
     Attributes:
-        scalars: The names of its scalars.
+        scalars: Names of its scalars.
         draws: Whether it takes random numbers.
-        sums: How many sums it has.
+        sums: Number of its sums.
     """
 
     def __init__(self, function: Callable[..., None], sums: int) -> None:
@@ -242,11 +239,12 @@ class Loop:
 
     @cached_property
     def walk(self) -> Callable[..., None]:
-        """The loop over some chunks, to be called as `_WALK` says.
+        """The compiled loop over some chunks, with the arguments of `_WALK`.
 
-        `addresses` has a row for every tensor to change, with its address and those of what belongs to it;
-        `ends` is where every tensor ends, counted from the start of the first; `last` is the first chunk of
-        somebody else; `k0` and `k1` are the key of the random numbers; `sums` has a row for every chunk.
+        `addresses` has a row for every tensor to change, with its address and those of the tensors that
+        belong to it; `ends` is where every tensor ends, counted from the start of the first; `last` is one
+        past the last chunk to process; `k0` and `k1` are the key of the random numbers; `sums` has a row for
+        every chunk.
         """
         columns = [n for n, kind in self._kinds.items() if kind == "Column" and n != "eta"]
         places = {
@@ -260,8 +258,8 @@ class Loop:
         )
         signature = f"void({', '.join(_TYPES[kind] for kind in self._kinds.values())})"
         space = {**globals(), name: _compiled(signature)(self._function)}
-        # numba cannot keep on disk what a closure over a compiled function becomes. This it keeps: it is a
-        # function of this file for all that it can see.
+        # numba cannot cache a closure over a compiled function on disk. It can cache this: to numba it is a
+        # function of this file.
         exec(compile(source, __file__, "exec"), space)
         walk: Callable[..., None] = space[f"walk_{name}"]
         return _compiled(
@@ -270,11 +268,11 @@ class Loop:
 
 
 LOOPS: dict[tuple[str, str], Loop] = {}
-"""The loops by the module and the name of the pure function."""
+"""The loops, by the module and the name of the pure function."""
 
 
 def _loop_of(module: str, sums: int = 0) -> Callable[[_Function], _Function]:
-    """Register a loop as that of the function of the same name in a module of torchbayes."""
+    """Register a loop for the function of the same name in a module of torchbayes."""
 
     def register(function: _Function) -> _Function:
         LOOPS[f"torchbayes.{module}", function.__name__] = Loop(function, sums)
@@ -447,7 +445,7 @@ def ivon_update(
 
 @_compiled()
 def _log1p_of(e: Any, u: Any) -> Any:
-    """Log(1 + e) where u is 1 + e as rounded: log u, put right by what u has lost of e."""
+    """Compute log(1 + e) where u is 1 + e rounded: log u, corrected for what u has lost of e."""
     kept = u - _f(1)
     return e if kept == _f(0) else _log(u) * (e / kept)
 
@@ -466,7 +464,7 @@ def softplus(std: Column, slope: Column, rho: Column, low: Scalar, high: Scalar)
     _softplus(std, slope, rho, _f(low), _f(high))
 
 
-# A sum over a chunk at most may be in any order, and in float32.
+# Sums over at most a chunk may be in any order, and in float32.
 _summing = {*_FASTMATH, "reassoc"}
 
 
@@ -524,7 +522,7 @@ def _mixture_sums(w: Any, share: Any, sums: Any) -> None:
 @_loop_of("variational.kl", sums=2)
 def mixture(
     pull: Column, w: Column, wide: Scalar, excess: Scalar, odds: Scalar, sums: Sums
-) -> None:  # fmt: skip
+) -> None:
     base, more, start = _f(wide), _f(excess), _f(odds)
     share = np.empty(w.size, np.float32)
     for i in range(w.size):

@@ -9,14 +9,13 @@
 (C. Blundell et al., Weight Uncertainty in Neural Networks, ICML 2015, section 3.2.)
 
 Each slab of weights is one node of the graph. Its last output is a zero, the token; adding the KL term's
-value to it gives a number whose gradient arrives in the draw's own backward pass, where μ, σ and ε are at
-hand and the KL term's gradients cost next to nothing.
+value to it gives a number whose gradient arrives in the draw's own backward pass, where μ, σ and ε are
+available and the KL term's gradients cost next to nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -25,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from torchbayes.core.autocast import no_autocast
 from torchbayes.core.noise import normal_
 from torchbayes.core.workspace import Workspace
 from torchbayes.prior import Prior
@@ -59,7 +59,7 @@ def bbb_gradients(
 
 
 class Spread(Enum):
-    """What an estimator needs of a weight besides its mean and a sample."""
+    """What an estimator needs to know of a weight besides its mean and a sample."""
 
     NONE = 0
     DEVIATION = 1  # σε
@@ -83,26 +83,19 @@ class Drawn:
     spread: Tensor | None = None
 
 
-def _without_autocast(device_type: str) -> AbstractContextManager[object]:
-    if not torch.is_autocast_enabled(device_type):
-        return nullcontext()
-    return torch.autocast(device_type, enabled=False)
-
-
 def _first(tensor: Tensor) -> float:
     return float(tensor.detach()[(0,) * tensor.dim()]) if tensor.numel() else 0.0
 
 
 @dataclass
 class _Slot:
-    """What the draw of a slab and its gradient have in common.
+    """The state that the draw of a slab and its gradient share.
 
     It must not refer to the draw's outputs: a cycle through the graph would keep their memory in use.
     """
 
     space: Workspace
     slab: Slab
-    names: list[str]
     term: KLTerm
     spread: Spread
     generator: torch.Generator | None
@@ -112,13 +105,13 @@ class _Slot:
     spent: bool = False
 
     def _start(self, parameters: Sequence[Tensor]) -> tuple[Part, Tensor]:
-        """μ, with places for σ and its slope, and ρ, all flat."""
-        slab, space, count = self.slab, self.space, len(self.names)
+        """Return μ, with buffers for σ and its slope, and ρ, all flat."""
+        slab, space, count = self.slab, self.space, len(self.slab.names)
         mean, rho = slab.flat(space, parameters[:count]), slab.flat(space, parameters[count:])
-        return Part(mean, slab.take(space), slab.take(space)), rho
+        return Part(slab, mean, slab.take(space), slab.take(space)), rho
 
     def measure(self, parameters: Sequence[Tensor]) -> Part:
-        """Work out μ and σ, flat."""
+        """Compute μ and σ, flat."""
         part, rho = self._start(parameters)
         self._softplus(part, rho)
         return part
@@ -128,7 +121,7 @@ class _Slot:
         self.space.apply(softplus, columns, [[rho]], **bounds(rho.dtype))
 
     def draw(self, parameters: Sequence[Tensor]) -> tuple[Part, list[Tensor], list[Tensor]]:
-        """Measure and draw; the samples of the slab's weights, and their spreads if there are any."""
+        """Draw; return μ and σ, the samples of the slab's weights, and their spreads if needed."""
         part, rho = self._start(parameters)
         sample, noise, spread = self.slab.take(self.space), self.slab.take(self.space), None
         if self.spread is Spread.NONE:
@@ -143,12 +136,12 @@ class _Slot:
         if self.term.needs_sample:
             part.sample = sample
         spreads = [] if spread is None else self.slab.shaped(spread)
-        # Not as views: autograd takes a view for changed whenever anything in its buffer has been.
+        # Not as views: autograd considers a view changed whenever anything in its buffer has changed.
         samples = [weight.detach() for weight in self.slab.weights(self.space, sample)]
         return part, samples, [weight.detach() for weight in spreads]
 
     def _sample(self, part: Part, noise: Tensor, out: Tensor) -> Tensor:
-        """Write w = μ + σε to `out`; what the estimator needs of the spread."""
+        """Write w = μ + σε to `out`; return the spread that the estimator needs."""
         if self.spread is Spread.DEVIATION:
             part.deviation = noise.mul_(part.std)
             torch.add(part.mean, part.deviation, out=out)
@@ -158,25 +151,18 @@ class _Slot:
         return torch.mul(part.std, part.std, out=self.slab.take(self.space))
 
     def value(self) -> Tensor:
-        """The slab's share of the KL term."""
+        """Return the slab's share of the KL term."""
         if self.kl is None:
             assert self.part is not None
-            self.kl = self.term.value(self.space, self.slab, self.names, self.part)
+            self.kl = self.term.value(self.space, self.part)
         return self.kl
 
     def gradients(
-        self,
-        part: Part,
-        scale: float,
-        samples: Sequence[Tensor | None],
-        means: Sequence[Tensor | None],
-        spreads: Sequence[Tensor | None],
+        self, part: Part, scale: float, grads: Sequence[Sequence[Tensor | None]]
     ) -> tuple[Tensor | None, Tensor]:
-        """The gradients of μ and ρ from those of the samples, means, spreads and the KL term."""
+        """Return the gradients of μ and ρ from those of samples, means, spreads and the KL term."""
         space, slab, term = self.space, self.slab, self.term
-        to_sample, to_mean, to_spread = (
-            slab.flat_gradient(space, given) for given in (samples, means, spreads)
-        )
+        to_sample, to_mean, to_spread = (slab.flat_gradient(space, given) for given in grads)
         if scale:
             to_sample = term.to_sample(space, part, scale, to_sample)
             flats = self._fused_gradients(part, scale, to_sample, to_mean)
@@ -194,14 +180,14 @@ class _Slot:
             to_std.addcmul_(to_spread, part.std, value=2)
         to_mean = _sum(to_sample, to_mean)
         if scale:
-            term.to_std(space, slab, self.names, part, scale, to_std)
-            to_mean = term.to_mean(space, slab, self.names, part, scale, to_mean)
+            term.to_std(space, part, scale, to_std)
+            to_mean = term.to_mean(space, part, scale, to_mean)
         return to_mean, to_std.mul_(part.slope)
 
     def _fused_gradients(
         self, part: Part, scale: float, to_sample: Tensor | None, to_mean: Tensor | None
     ) -> tuple[Tensor, Tensor] | None:
-        """The gradients of μ and ρ in one pass, where there is nothing but a sample and a simple prior."""
+        """Return the gradients of μ and ρ in one pass if there is only a sample and a simple prior."""
         moments = self.term.moments()
         plain = self.spread is Spread.NONE and to_mean is None
         if not plain or to_sample is None or part.noise is None or moments is None:
@@ -225,45 +211,34 @@ class Draw:
     """One draw of a Gaussian over some weights; without noise, the Gaussian alone.
 
     Args:
-        space: Where large tensors come from.
+        space: Source of large tensors.
         slabs: The weights in slabs.
-        names: The weights' names.
-        means: Their μ.
-        rhos: Their ρ.
-        prior: What the KL term is about.
+        means: μ of every weight.
+        rhos: ρ of every weight.
+        prior: The prior of the KL term.
         spread: What the estimator needs.
         noise: Whether to draw.
         kl: Whether `kl` is likely to be called: its value costs less while the draw is in the cache.
-        generator: Where ε comes from.
+        generator: Source of ε.
 
     Attributes:
         prior: The prior.
-        drawn: The drawn weights, in the order of their names.
+        drawn: The drawn weights, in their order.
     """
 
     def __init__(
-        self,
-        space: Workspace,
-        slabs: list[Slab],
-        names: list[str],
-        means: Sequence[Tensor],
-        rhos: Sequence[Tensor],
-        prior: Prior,
-        *,
-        spread: Spread = Spread.NONE,
-        noise: bool = True,
-        kl: bool = True,
-        generator: torch.Generator | None = None,
-    ) -> None:
+        self, space: Workspace, slabs: list[Slab], means: Sequence[Tensor], rhos: Sequence[Tensor],
+        prior: Prior, *, spread: Spread, noise: bool, kl: bool, generator: torch.Generator | None,
+    ) -> None:  # fmt: skip
         self.prior, self._term = prior, kl_term(prior)
         self._parameters = [*means, *rhos]
-        self._seen = self._look()
+        self._seen = self._fingerprint()
         self._slots: list[_Slot] = []
         self._tokens: list[Tensor] = []
         drawn: dict[int, Drawn] = {}
-        for slab in slabs:  # one after the other, while what they share is in the cache
-            own = [names[i] for i in slab.indices]
-            slot = _Slot(space, slab, own, self._term, spread, generator, kl)
+        for slab in slabs:  # one after another, while what they share is in the cache
+            own = slab.names
+            slot = _Slot(space, slab, self._term, spread, generator, kl)
             *outputs, token = _DrawFunction.apply(  # type: ignore[no-untyped-call]
                 slot, noise, *(means[i] for i in slab.indices), *(rhos[i] for i in slab.indices)
             )
@@ -277,29 +252,29 @@ class Draw:
                 }
         self.drawn = [drawn[i] for i in sorted(drawn)]
 
-    def _look(self) -> tuple[list[int], list[float]]:
-        # torch's fused optimisers do not count up a tensor's version: look at some values, too.
+    def _fingerprint(self) -> tuple[list[int], list[float]]:
+        # torch's fused optimisers do not increment a tensor's version: compare some values, too.
         ends = [self._parameters[0], self._parameters[-1]]
         return [tensor._version for tensor in self._parameters], [_first(tensor) for tensor in ends]
 
     def current(self) -> bool:
-        """Whether a KL term added to this draw is one of the parameters as they are now."""
+        """Whether a KL term added to this draw is that of the current parameters."""
         if any(slot.spent for slot in self._slots):
             return False
         if torch.is_grad_enabled() and not all(token.requires_grad for token in self._tokens):
             return False
-        return self._look() == self._seen
+        return self._fingerprint() == self._seen
 
     def release(self) -> None:
-        """Let go of the drawn weights, whose memory then serves their gradients, unless `kl` needs them."""
+        """Release the drawn weights, whose memory then serves their gradients, unless `kl` needs them."""
         if self._term.complete:
             self.drawn = []
 
     def kl(self) -> Tensor:
-        """The KL term, differentiable by way of this draw."""
+        """Return the KL term, differentiable through this draw."""
         device = self._tokens[0].device
         total = torch.stack([token.to(device) for token in self._tokens]).sum()
-        with torch.no_grad(), _without_autocast(device.type):
+        with torch.no_grad(), no_autocast(device):
             value = torch.stack([slot.value().to(device) for slot in self._slots]).sum()
         if not self._term.complete:
             weights = {weight.name: weight.sample for weight in self.drawn}
@@ -308,23 +283,23 @@ class Draw:
 
 
 class _DrawFunction(torch.autograd.Function):
-    """From a slab's μ and ρ to its samples, its means and spreads if asked for, and the token."""
+    """Map a slab's μ and ρ to its samples, its means and spreads if needed, and the token."""
 
     @staticmethod
     def forward(ctx: Any, slot: _Slot, noise: bool, *parameters: Tensor) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
-        slab, means = slot.slab, parameters[: len(slot.names)]
+        slab, means = slot.slab, parameters[: len(slot.slab.names)]
         wide = torch.promote_types(slab.dtype, torch.float32)
         token = torch.zeros((), dtype=wide, device=slab.device)
-        with _without_autocast(slab.device.type):
+        with no_autocast(slab.device):
             part, samples, spreads = (
                 slot.draw(parameters) if noise else (slot.measure(parameters), [], [])
             )
             slot.part = part
             if slot.eager:
                 slot.value()
-        # Held as well as saved. Autograd lets go of what is saved when the graph has been used, `backward`
-        # of what is held, so that buffers are free in time for the next draw; and the KL term and the
+        # Held as well as saved. Autograd releases what is saved when the graph has been used, `backward`
+        # what is held, so that buffers are free in time for the next draw; and the KL term and the
         # likelihood can be differentiated one after the other.
         ctx.part = part
         ctx.slot, ctx.parameters = slot, parameters
@@ -336,41 +311,35 @@ class _DrawFunction(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         slot: _Slot = ctx.slot
-        count = len(slot.names)
+        count = len(slot.slab.names)
         padded = [*grads[:-1], *[None] * (3 * count)]
-        samples, means, spreads = (padded[i * count : (i + 1) * count] for i in range(3))
+        given = [padded[i * count : (i + 1) * count] for i in range(3)]
         drawn = any(grad is not None for grad in grads[:-1])
         part: Part | None = ctx.part
         if part is None and slot.term.closed and not drawn:
             part = slot.measure(ctx.parameters)
         elif part is None:
-            part = Part(*ctx.saved_tensors)
+            part = Part(slot.slab, *ctx.saved_tensors)
         if drawn:
             ctx.part = slot.part = None
             slot.spent = True
         scale = 0.0 if grads[-1] is None else float(grads[-1])
-        flats = slot.gradients(part, scale, samples, means, spreads)
         result: list[Tensor | None] = []
-        for flat in flats:
+        for flat in slot.gradients(part, scale, given):
             result.extend([None] * count if flat is None else slot.slab.shaped(flat))
         if scale == 0:
-            _pass_on(result, samples, means, spreads)
+            _pass_on(result, given)
         wanted = zip(result, ctx.needs_input_grad[2:], strict=True)
         return (None, None, *(grad if needed else None for grad, needed in wanted))
 
 
-def _pass_on(
-    result: list[Tensor | None],
-    samples: Sequence[Tensor | None],
-    means: Sequence[Tensor | None],
-    spreads: Sequence[Tensor | None],
-) -> None:
-    """Without a KL term, give weights that were not used no gradient, and μ just the one that arrived.
+def _pass_on(result: list[Tensor | None], grads: Sequence[Sequence[Tensor | None]]) -> None:
+    """Without a KL term, give unused weights no gradient, and μ the gradient that arrived.
 
-    It has to be the very tensor: where two weights share one, autograd makes copies.
+    It must be the very tensor: where two weights share one, autograd makes the copies.
     """
-    for index, (sample, mean, spread) in enumerate(zip(samples, means, spreads, strict=True)):
+    for index, (sample, mean, spread) in enumerate(zip(*grads, strict=True)):
         if sample is None or mean is None:
             result[index] = mean if sample is None else sample
         if sample is None and mean is None and spread is None:
-            result[len(samples) + index] = None
+            result[len(result) // 2 + index] = None

@@ -1,9 +1,9 @@
 """Estimators of a Gaussian's gradients: how the examples of a batch share the noise of the weights.
 
-An estimator is a function that gives the rule of one forward pass, a context around it. The network sees
+An estimator is a function that returns the rule of one forward pass, a context around it. The network sees
 plain sampled weights; where `linear`, a convolution or a transposed convolution is called with a weight that
 *is* one of them, the low-variance rule is used instead. Every other use of a weight (an LSTM, attention's
-projections, an embedding) sees the ordinary sample: a layer that an estimator does not know costs variance,
+projections, an embedding) gets the ordinary sample: a layer that an estimator does not know costs variance,
 not correctness. Padding modes, groups, dilation and tied weights work because the network's own code runs.
 
 | estimator | layer output, for each example | from |
@@ -15,8 +15,8 @@ not correctness. Padding modes, groups, dilation and tied weights work because t
 Flipout's signs are per example and channel, so that each example's outputs, over all positions of an
 image or a sequence, are those of one draw of the weights; a weight that is used twice has the same signs
 both times. Dimension 0 of the network's first input counts the examples, and the rule is used where a
-layer's input has that dimension too. Local reparameterisation has the right distribution for each output by
-itself, but positions and repeated uses get noise of their own.
+layer's input has that dimension too. Local reparameterisation gives each single output the right
+distribution, but positions and repeated uses get independent noise.
 """
 
 from __future__ import annotations
@@ -35,26 +35,22 @@ from torchbayes.variational.draw import Drawn, Spread
 
 __all__ = ["Estimator", "Rule", "flipout", "local_reparameterisation", "shared_draw"]
 
-_LINEAR = F.linear
-_LAYERS: frozenset[Any] = frozenset(
-    [
-        _LINEAR,
-        *(F.conv1d, F.conv2d, F.conv3d),
-        *(F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d),
-    ]
-)
-Layer = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+_LAYERS: frozenset[Any] = frozenset([
+    F.linear, F.conv1d, F.conv2d, F.conv3d,
+    F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d,
+])  # fmt: skip
+_NAMES = ("input", "weight", "bias")
 
 
 class Rule(TorchFunctionMode):
-    """A context in which layers with drawn weights are computed in a way of their own.
+    """A context in which layers with drawn weights are computed by a low-variance rule.
 
     Args:
-        generator: The source of further random numbers.
+        generator: Source of further random numbers.
 
     Attributes:
-        spread: What the rule needs of a weight.
-        hits: How often each weight was used by the rule, by the weight's name.
+        spread: What the rule needs to know of a weight.
+        hits: Number of uses of each weight by the rule, by the weight's name.
     """
 
     spread: ClassVar[Spread] = Spread.NONE
@@ -67,7 +63,7 @@ class Rule(TorchFunctionMode):
         self.hits: Counter[str] = Counter()
 
     def over(self, drawn: Iterable[Drawn], examples: int | None) -> Rule:
-        """Apply the rule to these weights and, if it is known, this number of examples."""
+        """Apply the rule to these weights and, if known, this number of examples."""
         self._drawn = {id(weight.sample): weight for weight in drawn}
         self._examples = examples
         return self
@@ -78,36 +74,45 @@ class Rule(TorchFunctionMode):
         kwargs = {} if kwargs is None else kwargs
         if func not in _LAYERS:
             return func(*args, **kwargs)
-        given = dict(zip(("input", "weight", "bias"), args, strict=False)) | kwargs
+        given: dict[str, Any] = dict(zip(_NAMES, args, strict=False)) | kwargs
         inputs, weight, bias = given.get("input"), given.get("weight"), given.get("bias")
         drawn = self._drawn.get(id(weight))
         if drawn is None or not isinstance(inputs, Tensor) or not self._takes(func, inputs, drawn):
             return func(*args, **kwargs)
-        rest = {
-            name: value for name, value in kwargs.items() if name not in ("input", "weight", "bias")
-        }
+        rest = {name: value for name, value in kwargs.items() if name not in _NAMES}
         self.hits[drawn.name] += 1
+        noisy = self._drawn.get(id(bias))
+        shift, spread_of_shift = (bias, None) if noisy is None else (noisy.mean, noisy.spread)
+        mean = func(inputs, drawn.mean, shift, *args[3:], **rest)
 
-        def layer(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-            result: Tensor = func(inputs, weight, bias, *args[3:], **rest)
+        def spread(inputs: Tensor) -> Tensor:
+            result: Tensor = func(inputs, drawn.spread, spread_of_shift, *args[3:], **rest)
             return result
 
-        fixed = None if bias is None else Drawn("", bias, bias)
-        return self._rule(layer, func is _LINEAR, inputs, drawn, self._drawn.get(id(bias), fixed))
+        return self._rule(drawn.name, inputs, -1 if func is F.linear else 1, mean, spread)
 
     def _takes(self, func: Any, inputs: Tensor, weight: Drawn) -> bool:
         """Whether the rule can be used for these inputs."""
-        batched = 2 if func is _LINEAR else weight.sample.dim()
-        return inputs.dim() >= batched
+        return inputs.dim() >= (2 if func is F.linear else weight.sample.dim())
 
     def _rule(
-        self, layer: Layer, linear: bool, inputs: Tensor, weight: Drawn, bias: Drawn | None
-    ) -> Tensor:
+        self, name: str, inputs: Tensor, channel: int, mean: Tensor,
+        spread: Callable[[Tensor], Tensor],
+    ) -> Tensor:  # fmt: skip
+        """Return the layer's output, given that for the mean weights and the layer with their spreads.
+
+        Args:
+            name: Name of the weight.
+            inputs: The layer's inputs.
+            channel: Dimension of the channels of inputs and outputs.
+            mean: Output for the mean weights.
+            spread: The layer with the spreads in place of the weights.
+        """
         raise NotImplementedError
 
 
 class Estimator(Protocol):
-    """What makes a rule for one forward pass: a function such as `flipout`."""
+    """A function that makes the rule for one forward pass, such as `flipout`."""
 
     __name__: str
 
@@ -119,32 +124,30 @@ class SharedDraw(Rule):
     """The ordinary draw everywhere."""
 
     def __enter__(self) -> SharedDraw:
-        """Nothing to do, and so no mode to pay for."""
+        """Do nothing, and so avoid the cost of a mode."""
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Nothing to undo."""
+        """Do nothing."""
 
 
 class LocalReparameterisation(Rule):
-    """Normal outputs with the mean and variance that the weights give them."""
+    """Draw normal outputs with the mean and variance that the weights give them."""
 
     spread = Spread.VARIANCE
 
     def _rule(
-        self, layer: Layer, linear: bool, inputs: Tensor, weight: Drawn, bias: Drawn | None
-    ) -> Tensor:
-        assert weight.mean is not None
-        assert weight.spread is not None
-        mean = layer(inputs, weight.mean, None if bias is None else bias.mean)
-        variance = layer(inputs.square(), weight.spread, None if bias is None else bias.spread)
+        self, name: str, inputs: Tensor, channel: int, mean: Tensor,
+        spread: Callable[[Tensor], Tensor],
+    ) -> Tensor:  # fmt: skip
+        variance = spread(inputs.square())
         # The root's slope at 0 is infinite; where there is no variance there is nothing to learn either.
         std = torch.where(variance > 0, variance, 1.0).sqrt() * (variance > 0)
         return mean + std * normal_(torch.empty_like(std), self._generator)
 
 
 class Flipout(Rule):
-    """The batch's deviation with random signs for each example's inputs and outputs."""
+    """Use the batch's deviation with random signs for each example's inputs and outputs."""
 
     spread = Spread.DEVIATION
 
@@ -157,28 +160,23 @@ class Flipout(Rule):
         return super()._takes(func, inputs, weight) and inputs.shape[0] == self._examples
 
     def _rule(
-        self, layer: Layer, linear: bool, inputs: Tensor, weight: Drawn, bias: Drawn | None
-    ) -> Tensor:
-        assert weight.mean is not None
-        assert weight.spread is not None
-        mean = layer(inputs, weight.mean, None if bias is None else bias.mean)
-        channel = -1 if linear else 1
-        if weight.name not in self._signs:
-            shapes = [(len(inputs), inputs.shape[channel]), (len(inputs), mean.shape[channel])]
-            count = sum(examples * channels for examples, channels in shapes)
-            signs = random_signs(
-                (count,), self._generator, dtype=inputs.dtype, device=inputs.device
+        self, name: str, inputs: Tensor, channel: int, mean: Tensor,
+        spread: Callable[[Tensor], Tensor],
+    ) -> Tensor:  # fmt: skip
+        if name not in self._signs:
+            examples, sizes = len(inputs), [t.shape[channel] for t in (inputs, mean)]
+            both = random_signs(
+                (examples * sum(sizes),), self._generator, dtype=inputs.dtype, device=inputs.device
             )
-            before, after = signs.split([examples * channels for examples, channels in shapes])
-            self._signs[weight.name] = before.view(shapes[0]), after.view(shapes[1])
-        s, r = (_along(signs, inputs.dim(), channel) for signs in self._signs[weight.name])
+            before, after = both.split([examples * size for size in sizes])
+            self._signs[name] = before.view(examples, -1), after.view(examples, -1)
+        s, r = (_along(signs, inputs.dim(), channel) for signs in self._signs[name])
         # The bias is a weight whose input is always 1: with r alone its joint distribution is right.
-        deviation = layer(inputs * s, weight.spread, None if bias is None else bias.spread)
-        return torch.addcmul(mean, deviation, r.to(mean.dtype))
+        return torch.addcmul(mean, spread(inputs * s), r.to(mean.dtype))
 
 
 def _along(signs: Tensor, dims: int, channel: int) -> Tensor:
-    """Signs of shape (examples, channels) to be broadcast over all other dimensions."""
+    """Reshape signs (examples, channels) to be broadcast over all other dimensions."""
     shape = [1] * dims
     shape[0], shape[channel] = signs.shape
     return signs.view(shape)
@@ -211,7 +209,7 @@ def local_reparameterisation(generator: torch.Generator | None = None) -> Rule:
 
 
 def flipout(generator: torch.Generator | None = None) -> Rule:
-    """Make one draw of the weights a nearly independent one for each example by random signs.
+    """Turn one draw of the weights into a nearly independent one for each example by random signs.
 
     Example:
         >>> import torch, torchbayes as tb

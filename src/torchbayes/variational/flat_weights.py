@@ -1,7 +1,7 @@
 """Weights as a few flat tensors: large ones by themselves, the small ones of a type packed together.
 
-A network's many small tensors cost a call each, whatever is done to them; packed into one they cost one.
-Packing a large network would cost more in copying than it saves in calls, so a large weight is its own slab.
+Many small tensors cost a call each for every operation; packed into one they cost a single call. Packing
+large weights would cost more in copying than it saves in calls, so each of them is a slab of its own.
 """
 
 from __future__ import annotations
@@ -20,33 +20,34 @@ _ALIGNMENT = 64
 
 
 class Slab:
-    """Some of a network's weights, to be worked on as one flat tensor.
+    """Some of a network's weights, treated as one flat tensor.
 
-    The methods that take tensors are to be called without gradients.
+    Call the methods that take tensors without gradients.
 
     Args:
-        indices: Which weights, by their places in the list of all of them.
-        weights: The list of all weights.
+        indices: Indices of the slab's weights in the list of all weights.
+        names: Names of all weights.
+        weights: All weights.
     """
 
-    def __init__(self, indices: list[int], weights: Sequence[Tensor]) -> None:
-        self.indices = indices
+    def __init__(self, indices: list[int], names: list[str], weights: Sequence[Tensor]) -> None:
+        self.indices, self.names = indices, [names[i] for i in indices]
         self.members = [weights[i] for i in indices]
         self._sizes = [weight.numel() for weight in self.members]
         self.count = sum(self._sizes)
         self.dtype, self.device = self.members[0].dtype, self.members[0].device
-        # A large weight in torch's usual order needs no packing: it is flat as it lies.
+        # A large weight in torch's usual order needs no packing: its memory is flat already.
         self._plain = len(indices) == 1 and self.members[0].is_contiguous()
         self._shapes = [weight.shape for weight in self.members]
         self._strides = [weight.stride() for weight in self.members]
         self._spans = [-(-_extent(w) // _ALIGNMENT) * _ALIGNMENT for w in self.members]
 
     def take(self, space: Workspace) -> Tensor:
-        """A buffer for one number per weight."""
+        """Take a buffer for one number per weight."""
         return space.take(self.count, self.dtype, self.device)
 
     def flat(self, space: Workspace, tensors: Sequence[Tensor]) -> Tensor:
-        """One tensor for each of the slab's weights as one flat tensor."""
+        """Join one tensor per weight of the slab into one flat tensor."""
         if self._plain:
             return tensors[0].reshape(-1)
         return torch.cat([tensor.reshape(-1) for tensor in tensors], out=self.take(space))
@@ -63,12 +64,12 @@ class Slab:
         return self.flat(space, filled)
 
     def shaped(self, flat: Tensor) -> list[Tensor]:
-        """The flat tensor's pieces in the weights' shapes, sharing its memory."""
+        """Split a flat tensor into views of the weights' shapes."""
         pieces = flat.split(self._sizes)
         return [piece.view(shape) for piece, shape in zip(pieces, self._shapes, strict=True)]
 
     def weights(self, space: Workspace, flat: Tensor) -> list[Tensor]:
-        """Like `shaped`, but aligned and laid out in memory as the weights themselves are."""
+        """Like `shaped`, but aligned and laid out in memory like the weights themselves."""
         if self._plain:
             return self.shaped(flat)
         pieces = space.take(sum(self._spans), self.dtype, self.device).split(self._spans)
@@ -81,12 +82,12 @@ class Slab:
 
 
 def _extent(tensor: Tensor) -> int:
-    """The elements from the first to the last in memory; more than there are, if there are gaps."""
+    """Return the number of elements from the first to the last in memory, gaps included."""
     steps = [(n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)]
     return 1 + sum(steps) if tensor.numel() else 0
 
 
-def slabs_of(weights: Sequence[Tensor]) -> list[Slab]:
+def slabs_of(names: list[str], weights: Sequence[Tensor]) -> list[Slab]:
     """Sort weights into slabs."""
     large: list[list[int]] = []
     small: dict[tuple[torch.dtype, torch.device], list[int]] = {}
@@ -95,4 +96,4 @@ def slabs_of(weights: Sequence[Tensor]) -> list[Slab]:
             large.append([index])
         else:
             small.setdefault((weight.dtype, weight.device), []).append(index)
-    return [Slab(indices, weights) for indices in [*large, *small.values()]]
+    return [Slab(indices, names, weights) for indices in [*large, *small.values()]]

@@ -19,7 +19,6 @@ too; weight decay leaves norm layers' scales and shifts alone, as everywhere in 
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Iterable
 from typing import Any
@@ -27,9 +26,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchbayes.core.autocast import no_autocast
 from torchbayes.core.parameters import trainable
 from torchbayes.core.registry import register
-from torchbayes.posterior import Weights, Wrapper, snapshot
+from torchbayes.posterior import Weights, snapshot
 from torchbayes.posterior.generated import Generated, hidden
 from torchbayes.posterior.latents import Latent, uniform_positive
 from torchbayes.variational.residual_blocks import (
@@ -37,8 +37,8 @@ from torchbayes.variational.residual_blocks import (
     find_blocks,
     latent_groups,
     named_layers,
-)
-from torchbayes.variational.selection import aliases, places, tree
+)  # fmt: skip
+from torchbayes.variational.selection import RandomWrapper, tree
 
 __all__ = ["STRATEGIES", "Hypernet"]
 
@@ -50,36 +50,36 @@ STRATEGIES = ("all-in-one", "block-wise", "layer-wise")
     summary="small networks that generate the weights from noise",
     paper="Ukai et al. 2019, Bayesian estimation and model averaging of CNNs by hypernetwork",
 )  # fmt: skip
-class Hypernet(Wrapper):
+class Hypernet(RandomWrapper):
     """Any network with some of its weights generated from noise, one draw per call.
 
-    Outputs are the network's own, so any loss and any torch optimiser serve. `HypernetSGD` does what
-    `torch.optim.SGD` does at a fraction of the time and memory: the gradient of W2, 32 times the size of
-    what it generates, is an outer product and never made.
+    Outputs are the network's own, so any loss and any torch optimiser will do. `HypernetSGD` does what
+    `torch.optim.SGD` does in a fraction of the time and memory: the gradient of W2, 32 times the size of
+    what it generates, is an outer product and never formed.
 
     Weights that are not generated (stem, classifier, norm layers, biases) are ordinary parameters. Every
-    call is a draw, in evaluation mode too: there is no better single set of weights than one of the draws.
+    call draws, in evaluation mode too: no single set of weights is better than one of the draws.
 
     Args:
         model: The network, whose other weights are shared, not copied.
         strategy: `"all-in-one"` (one latent for all weights), `"block-wise"` (one for each residual
             block) or `"layer-wise"` (one for each weight).
         latent: p(z): one of `torchbayes.latents`, or any function of a size and a generator. U(0, 1), the
-            default, has the paper's lowest error of a draw; N(0, 1) has draws that differ more, but with it
-            a network without batch norm, such as LeNet-5, hardly learns in its first epochs, or diverges.
-        latent_dim: The size of z.
-        hidden_dim: The hidden units of every generator.
-        layers: The names of the layers, or of single weights, to generate. By default every convolution
-            inside residual blocks; in a network without blocks every matrix or kernel but the last layer's.
-        blocks: The names of the residual blocks, where they are not found by themselves: elements of an
-            `nn.Sequential` or `nn.ModuleList` with two convolutions or more.
-        generator: Where initial weights and latents come from; torch's global generator if not given. Its
-            state is part of `state_dict()`.
+            default, has the lowest error per draw in the paper; draws with N(0, 1) differ more, but a
+            network without batch norm, such as LeNet-5, then hardly learns in its first epochs, or diverges.
+        latent_dim: Size of z.
+        hidden_dim: Number of hidden units of every generator.
+        layers: Names of the layers, or of single weights, to generate. By default every convolution inside
+            residual blocks; in a network without blocks every matrix or kernel except the last layer's.
+        blocks: Names of the residual blocks. By default the elements of an `nn.Sequential` or
+            `nn.ModuleList` with two or more convolutions.
+        generator: Source of initial weights and latents; torch's global generator if not given. Its state
+            is part of `state_dict()`.
 
     Attributes:
-        generated: The names of the generated weights.
-        blocks: The names of the residual blocks.
-        groups: For every generated weight the name of its latent.
+        generated: Names of the generated weights.
+        blocks: Names of the residual blocks.
+        groups: Name of the latent of every generated weight.
 
     Raises:
         ValueError: If the network has no such layers or blocks, or an argument is not as described.
@@ -96,6 +96,9 @@ class Hypernet(Wrapper):
         Generated(78,337 weights of WideResNet, 76,288 of them generated)
     """
 
+    first: nn.Module
+    second: nn.Module
+
     def __init__(
         self,
         model: nn.Module,
@@ -108,7 +111,6 @@ class Hypernet(Wrapper):
         blocks: Iterable[str] | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
-        super().__init__(model)
         if strategy not in STRATEGIES:
             raise ValueError(f"strategy is {strategy!r}: expected {' or '.join(STRATEGIES)}")
         for label, size in (("latent_dim", latent_dim), ("hidden_dim", hidden_dim)):
@@ -118,82 +120,64 @@ class Hypernet(Wrapper):
             raise TypeError(
                 f"latent is {latent!r}: expected one of torchbayes.latents or a function (size, generator)"
             )
-        own = trainable(model)
-        self.blocks = find_blocks(model, blocks)
-        if strategy == "block-wise" and not self.blocks:
+        found = find_blocks(model, blocks)
+        if strategy == "block-wise" and not found:
             raise ValueError(
                 f"{type(model).__name__} has no residual blocks for strategy 'block-wise': name them in "
                 "blocks=… or choose 'all-in-one' or 'layer-wise'"
             )
-        self.generated = (
-            default_layers(model, self.blocks) if layers is None else named_layers(model, layers)
-        )
-        self.strategy, self.latent, self.latent_dim = strategy, latent, latent_dim
-        self.groups = latent_groups(self.generated, self.blocks, strategy)
-        self.generator = generator
-        weights: Weights = {name: own[name] for name in self.generated}
+        names = default_layers(model, found) if layers is None else named_layers(model, layers)
+        own = trainable(model)
+        weights: Weights = {name: own[name] for name in names}
         # He's uniform bound √(6 / fan in); a tenth of it in the output layer (section 4.1).
-        self.first = tree(
-            {
-                name: _uniform(w, (hidden_dim, latent_dim), math.sqrt(6 / latent_dim), generator)
-                for name, w in weights.items()
-            }
-        )
-        self.second = tree(
-            {
-                name: _uniform(
-                    w, (*w.shape, hidden_dim), 0.1 * math.sqrt(6 / hidden_dim), generator
-                )
-                for name, w in weights.items()
-            }
-        )
-        self._aliases = aliases(model, weights)
-        self._places = [places(m, self.generated) for m in (model, self.first, self.second)]
+        inner, outer = math.sqrt(6 / latent_dim), 0.1 * math.sqrt(6 / hidden_dim)
+        w1 = {
+            n: _uniform(w, (hidden_dim, latent_dim), inner, generator) for n, w in weights.items()
+        }
+        w2 = {n: _uniform(w, (*w.shape, hidden_dim), outer, generator) for n, w in weights.items()}
+        super().__init__(model, weights, generator, first=tree(w1), second=tree(w2))
+        self.blocks, self.generated = found, names
+        self.strategy, self.latent, self.latent_dim = strategy, latent, latent_dim
+        self.groups = latent_groups(names, found, strategy)
         self.in_place = False
         self.drawn: dict[str, tuple[Tensor, Tensor]] = {}
 
     def _triples(self) -> list[tuple[str, Tensor, Tensor, Tensor]]:
-        """Name, the network's own parameter, W1 and W2 of every generated weight."""
-        own, first, second = ([getattr(m, leaf) for m, leaf in p] for p in self._places)
-        return list(zip(self.generated, own, first, second, strict=True))
+        """Return name, the network's own parameter, W1 and W2 of every generated weight."""
+        return list(zip(self.generated, *self._current(), strict=True))
 
     def latents(self) -> Weights:
-        """A draw of z for every group of weights."""
-        like = self._triples()[0][2]
+        """Draw z for every group of weights."""
+        like = self._current()[1][0]
         return {
             group: self.latent(self.latent_dim, self.generator).to(like)
             for group in dict.fromkeys(self.groups.values())
         }
 
     def generate(self, latents: Weights) -> Weights:
-        """The weights w = W2·relu(W1·z) that latents give, with their graph.
+        """Return the weights w = W2·relu(W1·z), with their graph.
 
         Args:
-            latents: z of every group, as `latents()` gives them.
+            latents: z of every group, from `latents()`.
         """
-        with self._full_precision():
+        triples = self._triples()
+        # In full precision: autocast rounds the weights where the network uses them.
+        with no_autocast(triples[0][2].device):
             return {
                 name: torch.matmul(second, hidden(first, latents[self.groups[name]]))
-                for name, _, first, second in self._triples()
+                for name, _, first, second in triples
             }
-
-    def _full_precision(self) -> Any:
-        """Where weights are made; autocast rounds them where the network uses them."""
-        device = self._triples()[0][2].device.type
-        if not torch.amp.is_autocast_available(device):
-            return contextlib.nullcontext()
-        return torch.autocast(device, enabled=False)
 
     @torch.no_grad()
     def draw_in_place(self) -> None:
         """Write one draw into the network's own parameters.
 
         The network is then an ordinary one with these weights. `drawn` keeps z and the hidden activation
-        of every weight, of which and of the network's gradients `HypernetSGD` makes its step.
+        of every weight, from which, with the network's gradients, `HypernetSGD` computes its step.
         """
-        latents = self.latents()
-        with self._full_precision():
-            for name, own, first, second in self._triples():
+        latents, triples = self.latents(), self._triples()
+        with no_autocast(triples[0][2].device):
+            for name, own, first, second in triples:
                 activation = hidden(first, latents[self.groups[name]])
                 self.drawn[name] = (latents[self.groups[name]], activation)
                 if own.is_contiguous():
@@ -207,51 +191,30 @@ class Hypernet(Wrapper):
             if not self.drawn:
                 self.draw_in_place()
             return self.model(*args, **kwargs)
-        drawn = self.generate(self.latents())
-        weights = {alias: w for name, w in drawn.items() for alias in self._aliases[name]}
-        return torch.func.functional_call(self.model, weights, args, kwargs, tie_weights=False)
+        return self._call(self.generate(self.latents()), args, kwargs)
 
     def posterior(self) -> Generated:
-        """A copy of what has been learned so far; the network's buffers are part of it."""
-        triples = self._triples()
-        return Generated(
-            {n: t for n, t in snapshot(self.model).items() if n not in self.groups},
-            {name: first for name, _, first, _ in triples},
-            {name: second for name, _, _, second in triples},
-            self.groups,
-            self.latent,
-            model_name=type(self.model).__name__,
-        )
-
-    def get_extra_state(self) -> Tensor:
-        """The generator's state, for `state_dict()`."""
-        if self.generator is None:
-            return torch.empty(0, dtype=torch.uint8)
-        return self.generator.get_state()
+        """Return a copy of the current posterior, the network's buffers included."""
+        _, first, second = (dict(zip(self.generated, p, strict=True)) for p in self._current())
+        rest = {n: t for n, t in snapshot(self.model).items() if n not in self.groups}
+        model_name = type(self.model).__name__
+        return Generated(rest, first, second, self.groups, self.latent, model_name=model_name)
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Go on with the generator's state."""
+        """Continue from a generator's state."""
         self.drawn = {}
-        if self.generator is not None and len(state):
-            self.generator.set_state(state.cpu())
+        super().set_extra_state(state)
 
     def extra_repr(self) -> str:
-        """Say what is generated."""
-        count = sum(own.numel() for _, own, _, _ in self._triples())
+        """Summarise the generated weights."""
+        count, tensors = sum(own.numel() for own in self._current()[0]), len(self.generated)
         name = getattr(self.latent, "__name__", "latent")
-        return (
-            f"{count:,} generated weights in {len(self.generated)} tensors, {self.strategy}, {name}"
-        )
+        return f"{count:,} generated weights in {tensors} tensors, {self.strategy}, {name}"
 
 
 def _uniform(
     like: Tensor, shape: tuple[int, ...], bound: float, generator: torch.Generator | None
 ) -> Tensor:
-    result = torch.empty(shape, dtype=like.dtype, device=like.device)
-    if generator is not None and generator.device != like.device:
-        return result.copy_(
-            torch.empty(shape, dtype=like.dtype, device=generator.device).uniform_(
-                -bound, bound, generator=generator
-            )
-        )
-    return result.uniform_(-bound, bound, generator=generator)
+    device = like.device if generator is None else generator.device
+    result = torch.empty(shape, dtype=like.dtype, device=device)
+    return result.uniform_(-bound, bound, generator=generator).to(like.device)

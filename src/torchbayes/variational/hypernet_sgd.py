@@ -1,13 +1,13 @@
-"""SGD for a hypernetwork that never makes the gradient of its output layers.
+"""SGD for a hypernetwork that never forms the gradient of its output layers.
 
 With one latent per batch the gradient of W2 is the outer product g·aᵀ of the gradient g of the generated
-weight and the hidden activation a = relu(W1·z). It is made in pieces that stay in the cache, each used for
-the update at once. What a step reads and writes of W2 and of its momentum is then the least there can be,
-and no memory is needed beside them.
+weight and the hidden activation a = relu(W1·z). It is computed in pieces that stay in the cache, and each is
+used for the update at once. A step then reads and writes W2 and its momentum as little as possible, and
+needs no other memory.
 
 The network's own parameters hold the draw, so that its backward pass is that of the plain network; their
 gradients are all that this optimiser needs. Clipping, averaging over processes and the unscaling of mixed
-precision work on them, and so on the gradient with respect to the generated weights.
+precision act on them, and so on the gradient with respect to the generated weights.
 """
 
 from __future__ import annotations
@@ -19,32 +19,29 @@ import torch
 from torch import Tensor
 
 from torchbayes.core.parameters import norm_parameters, trainable
+from torchbayes.core.workspace import Workspace
 from torchbayes.prior import Prior, as_prior
 from torchbayes.variational.hypernet import Hypernet
 
 __all__ = ["HypernetSGD", "rank_one_step_"]
 
-# Elements of W2 that are updated at a time: the piece, its momentum and its gradient fit in the cache.
+# Elements of W2 that are updated at once: the piece, its momentum and its gradient fit in the cache.
 _PIECE = 1 << 18
 
 
 def rank_one_step_(
-    weight: Tensor,
-    momentum: Tensor,
-    gradient: Tensor,
-    activation: Tensor,
-    scratch: Tensor,
+    weight: Tensor, momentum: Tensor, gradient: Tensor, activation: Tensor, scratch: Tensor,
     settings: dict[str, Any],
-) -> Tensor:
-    """One SGD step on W with the gradient g·aᵀ, in place; gives Wᵀ·g of before the step.
+) -> Tensor:  # fmt: skip
+    """Take one SGD step on W with the gradient g·aᵀ, in place; return Wᵀ·g from before the step.
 
     Args:
         weight: W, (rows, h).
-        momentum: Its momentum, of the same shape; empty if there is none.
+        momentum: Momentum of W, of the same shape; empty if there is none.
         gradient: g, (rows,).
         activation: a, (h,).
-        scratch: (some rows, h): the memory for a piece of the gradient.
-        settings: Of `torch._fused_sgd_`.
+        scratch: Memory for a piece of the gradient, (some rows, h).
+        settings: Arguments of `torch._fused_sgd_`.
     """
     back = torch.zeros_like(activation)
     size = len(scratch)
@@ -67,15 +64,15 @@ class HypernetSGD(torch.optim.SGD):
 
     Args:
         net: The hypernetwork. From now on it draws into the network's own parameters.
-        lr: The learning rate. A step of the generators moves the weights by the rate times ‖a‖², about
-            `hidden_dim`: with batch norm the paper's 0.1 serves, without it a rate that is `hidden_dim`
-            times smaller than a network's own.
-        momentum: The momentum (the paper: 0.9).
-        train_size: The number of training examples.
-        prior: The precision δ of the prior N(0, 1/δ) on the generators and on the weights that are not
-            generated, norm layers' excepted: `weight_decay = δ / train_size` (the paper: 0.0005, δ = 25 on
+        lr: Learning rate. A step of the generators moves the weights by the rate times ‖a‖², about
+            `hidden_dim`: with batch norm use the paper's 0.1, without it a rate `hidden_dim` times smaller
+            than the network's own.
+        momentum: Momentum (the paper: 0.9).
+        train_size: Number of training examples.
+        prior: Precision δ of the prior N(0, 1/δ) on the generators and on the weights that are not
+            generated, except norm layers': `weight_decay = δ / train_size` (the paper: 0.0005, δ = 25 on
             CIFAR-10).
-        nesterov: Whether it is Nesterov's (the paper's is).
+        nesterov: Whether the momentum is Nesterov's (as in the paper).
 
     Example:
         >>> import torch, torchbayes as tb
@@ -111,43 +108,37 @@ class HypernetSGD(torch.optim.SGD):
             raise TypeError(
                 f"HypernetSGD is for a Hypernet, got a {type(net).__name__}: wrap the network first"
             )
-        norms = norm_parameters(net.model)
-        named = trainable(net.model)
+        norms, named = norm_parameters(net.model), trainable(net.model)
         groups = [
             {
-                "params": [p for n, p in named.items() if n not in norms],
-                "weight_decay": precision / train_size,
-            },
-            {"params": [p for n, p in named.items() if n in norms], "weight_decay": 0.0},
+                "params": [p for n, p in named.items() if (n in norms) is is_norm],
+                "weight_decay": decay,
+            }
+            for is_norm, decay in ((False, precision / train_size), (True, 0.0))
         ]
         super().__init__(
             [group for group in groups if group["params"]],
-            lr=lr,
-            momentum=momentum,
-            nesterov=nesterov and momentum > 0,
-            fused=True,
-        )
-        # GradScaler must unscale the gradients by itself: what is fused here is not torch's own step.
+            lr=lr, momentum=momentum, nesterov=nesterov and momentum > 0, fused=True,
+        )  # fmt: skip
+        # GradScaler must unscale the gradients itself: what is fused here is not torch's own step.
         self._step_supports_amp_scaling = False
         self.net = net
         net.in_place, net.drawn = True, {}
-        self._scratch: dict[tuple[Any, ...], Tensor] = {}
+        self._space = Workspace()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients; the next call of the network draws anew."""
+        """Clear the gradients; the next call of the network draws again."""
         super().zero_grad(set_to_none)
         self.net.drawn = {}
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One update; the next call of the network draws anew."""
+        """Update once; the next call of the network draws again."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        generators = {
-            own: (name, first, second) for name, own, first, second in self.net._triples()
-        }
+        generators = {own: (name, w1, w2) for name, own, w1, w2 in self.net._triples()}
         held: dict[Tensor, Tensor] = {}
         for group in self.param_groups:
             for own in group["params"]:
@@ -166,8 +157,8 @@ class HypernetSGD(torch.optim.SGD):
     ) -> None:
         if name not in self.net.drawn:
             raise RuntimeError(
-                f"the gradient of {name!r} is not of a draw: call zero_grad(), the network and backward() "
-                "before step()"
+                f"the gradient of {name!r} does not belong to a draw: call zero_grad(), the network and "
+                "backward() before step()"
             )
         latent, activation = self.net.drawn[name]
         state = self.state[own]
@@ -175,32 +166,14 @@ class HypernetSGD(torch.optim.SGD):
         if moving and "second" not in state:
             state["first"], state["second"] = torch.zeros_like(first), torch.zeros_like(second)
         settings = {
-            "weight_decay": group["weight_decay"],
-            "momentum": group["momentum"],
-            "lr": float(group["lr"]),
-            "dampening": 0.0,
-            "nesterov": group["nesterov"],
-            "maximize": False,
-            "is_first_step": False,
+            name: group[name] for name in ("weight_decay", "momentum", "nesterov", "maximize")
         }
+        settings |= {"lr": float(group["lr"]), "dampening": 0.0, "is_first_step": False}
         matrix = second.view(-1, len(activation))
+        velocity = state["second"].view_as(matrix) if moving else matrix[:0]
+        rows = min(len(matrix), max(1, _PIECE // matrix.shape[1]))
+        piece = self._space.get("piece", (rows, matrix.shape[1]), matrix)
         assert own.grad is not None
-        back = rank_one_step_(
-            matrix,
-            state["second"].view_as(matrix) if moving else matrix[:0],
-            own.grad.reshape(-1),
-            activation,
-            self._piece(matrix),
-            settings,
-        )
+        back = rank_one_step_(matrix, velocity, own.grad.reshape(-1), activation, piece, settings)
         gradient = torch.outer(back * (activation > 0), latent)
         torch._fused_sgd_([first], [gradient], [state["first"]] if moving else [], **settings)
-
-    def _piece(self, matrix: Tensor) -> Tensor:
-        """Memory for a piece of the gradient, kept from step to step."""
-        rows = min(len(matrix), max(1, _PIECE // matrix.shape[1]))
-        key = (matrix.shape[1], matrix.dtype, matrix.device)
-        kept = self._scratch.get(key)
-        if kept is None or len(kept) < rows:
-            kept = self._scratch[key] = matrix.new_empty(rows, matrix.shape[1])
-        return kept[:rows]

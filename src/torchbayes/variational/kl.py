@@ -1,16 +1,16 @@
-"""The KL term of the variational objective, for a Gaussian posterior against some prior.
+"""The KL term of the variational objective, for a Gaussian posterior and some prior.
 
 KL(q ‖ p) = E_q[log q(w) − log p(w)], summed over weights. For a Gaussian prior N(m, 1/δ) it is known:
 
     KL = Σ ½ (δ σ² + δ (μ−m)² − 1 − log δ) − log σ
     ∂KL/∂μ = δ (μ−m)      ∂KL/∂σ = δ σ − 1/σ
 
-For any other prior it is estimated by the draw that the likelihood is computed with, as in Bayes by
-Backprop. With w = μ + σε the first half is log q(w) = −Σ (½ε² + log σ + ½ log 2π), which gives −1/σ to σ;
-the second half gives −∂log p/∂w to the drawn weight.
+For any other prior it is estimated from the draw that the likelihood is computed with, as in Bayes by
+Backprop. With w = μ + σε the first half is log q(w) = −Σ (½ε² + log σ + ½ log 2π), whose gradient of σ is
+−1/σ; that of the second half is −∂log p/∂w, of the drawn weight.
 
-A term is asked for its value and, in the backward pass of the draw, for its gradients, so that they cost
-no passes over memory of their own.
+A term computes its value and, in the backward pass of the draw, its gradients, so that they need no passes
+over memory of their own.
 """
 
 from __future__ import annotations
@@ -37,16 +37,18 @@ class Part:
     """The posterior and the draw of one slab of weights, as flat tensors.
 
     Attributes:
+        slab: The weights.
         mean: μ.
         std: σ = softplus(ρ).
         slope: dσ/dρ, the logistic function of ρ.
         noise: ε; None if there is no draw, or if its deviation is kept instead.
-        sample: w = μ + σε; None if there is no draw or if the KL term has no use for it.
-        pull: The prior's −∂log p/∂w, if it is known already.
-        deviation: σε; only where an estimator needs it, and then instead of ε.
-        sums: Σσ², Σμ², Σ log σ and Σε², if they are known already.
+        sample: w = μ + σε; None if there is no draw or if the KL term does not need it.
+        deviation: σε, instead of ε, where an estimator needs it.
+        pull: The prior's −∂log p/∂w, once computed.
+        sums: Σσ², Σμ², Σ log σ and Σε², if already computed.
     """
 
+    slab: Slab
     mean: Tensor
     std: Tensor
     slope: Tensor
@@ -57,15 +59,19 @@ class Part:
     sums: list[float] | None = None
 
     def times_noise(self, factor: Tensor, out: Tensor) -> Tensor:
-        """`factor` · ε."""
+        """Write `factor` · ε to `out`."""
         if self.noise is not None:
             return torch.mul(factor, self.noise, out=out)
         assert self.deviation is not None
         return torch.mul(factor, self.deviation, out=out).div_(self.std)
 
     def tensors(self) -> tuple[Tensor | None, ...]:
-        """The fields, in order."""
+        """Return the tensors, in the order of the fields."""
         return self.mean, self.std, self.slope, self.noise, self.sample, self.deviation, self.pull
+
+    def number(self, value: float) -> Tensor:
+        """Return a number in double precision on the slab's device."""
+        return torch.tensor(value, dtype=torch.float64, device=self.slab.device)
 
 
 def _sum(flat: Tensor) -> Tensor:
@@ -75,7 +81,7 @@ def _sum(flat: Tensor) -> Tensor:
 
 def _sum_of_squares(flat: Tensor) -> Tensor:
     wide = flat.float() if flat.dtype.itemsize < 4 else flat
-    rows = 256  # on all threads, and without rounding errors that grow with the number of weights
+    rows = 256  # uses all threads, and avoids rounding errors that grow with the number of weights
     whole = len(wide) // rows * rows
     norms = torch.linalg.vector_norm(wide[:whole].view(rows, -1), dim=1)
     rest: Tensor = wide[whole:].double().square().sum()
@@ -83,7 +89,7 @@ def _sum_of_squares(flat: Tensor) -> Tensor:
 
 
 def _log_sum(space: Workspace, std: Tensor) -> Tensor:
-    """Σ log σ: of large tensors by the logarithms of products of four, which are a quarter of the work."""
+    """Return Σ log σ; for large tensors from logarithms of products of four, a quarter of the work."""
     rows = std.numel() // 4
     if std.numel() < LARGE or std.device.type != "cpu" or not _multiplies(std):
         return _sum(torch.log(std, out=space.like(std)))
@@ -99,78 +105,61 @@ def _multiplies(std: Tensor) -> bool:
     return bool(low > limits.tiny**0.24) and bool(high < limits.max**0.24)
 
 
-def _subtract_reciprocal(out: Tensor, std: Tensor, scale: float) -> None:
-    out.addcdiv_(torch.ones((), dtype=std.dtype, device=std.device), std, value=-scale)
-
-
 def _closed_form(count: int, squares: _Number, logs: _Number, precision: float) -> _Number:
-    """The KL term of `count` weights from Σ(σ² + (μ−m)²) and Σ log σ."""
+    """Return the KL term of `count` weights from Σ(σ² + (μ−m)²) and Σ log σ."""
     return 0.5 * (precision * squares - count * (1 + math.log(precision))) - logs
-
-
-def _double(value: float, slab: Slab) -> Tensor:
-    return torch.tensor(value, dtype=torch.float64, device=slab.device)
 
 
 class KLTerm:
     """A KL term; this one serves any prior.
 
-    It is the first half, log q(w), by the draw in hand; the second, log p(w), is left to torch's own
+    It is the first half, log q(w), estimated from the draw; the second, log p(w), is left to torch's own
     differentiation of the prior.
 
     Attributes:
         closed: Whether the term is exact and needs no draw.
-        complete: Whether the value has both halves; if not, −log p(w) is to be added to it.
-        needs_sample: Whether the drawn weights have to be kept for the term's gradient.
+        complete: Whether the value has both halves; if not, −log p(w) must be added to it.
+        needs_sample: Whether the drawn weights must be kept for the term's gradient.
     """
 
     closed = False
     complete = False
     needs_sample = False
 
-    def value(self, space: Workspace, slab: Slab, names: list[str], part: Part) -> Tensor:
-        """The slab's share of the term, a number in double precision."""
-        normaliser = 0.5 * math.log(2 * math.pi) * slab.count
+    def value(self, space: Workspace, part: Part) -> Tensor:
+        """Return the slab's share of the term, a number in double precision."""
+        normaliser = 0.5 * math.log(2 * math.pi) * part.slab.count
         if part.sums is not None:
             _, _, logs, squares = part.sums
-            return _double(-0.5 * squares - logs - normaliser, slab)
-        one = torch.ones((), dtype=slab.dtype, device=slab.device)
+            return part.number(-0.5 * squares - logs - normaliser)
         noise = part.noise
         if noise is None:
-            noise = part.times_noise(one, slab.take(space))
+            noise = part.times_noise(part.mean.new_ones(()), part.slab.take(space))
         return -0.5 * _sum_of_squares(noise) - _log_sum(space, part.std) - normaliser
 
     def moments(self) -> tuple[float, float] | None:
-        """The m and δ of `to_mean`, δ(μ−m), and of `to_std`, δσ − 1/σ; None if they are not two numbers."""
+        """Return m and δ of `to_mean`, δ(μ−m), and `to_std`, δσ − 1/σ; None if they are not two numbers."""
         return 0.0, 0.0
 
     def to_sample(
         self, space: Workspace, part: Part, scale: float, grad: Tensor | None
     ) -> Tensor | None:
-        """`grad`, the gradient of the drawn weights, with the term's own added, times `scale`."""
+        """Add the term's gradient of the drawn weights, times `scale`, to `grad`."""
         return grad
 
     def to_mean(
-        self,
-        space: Workspace,
-        slab: Slab,
-        names: list[str],
-        part: Part,
-        scale: float,
-        grad: Tensor | None,
+        self, space: Workspace, part: Part, scale: float, grad: Tensor | None
     ) -> Tensor | None:
-        """`grad`, the gradient of μ, with the term's own added that does not come by way of the draw."""
+        """Add the term's gradient of μ, except for what passes through the draw, to `grad`."""
         return grad
 
-    def to_std(
-        self, space: Workspace, slab: Slab, names: list[str], part: Part, scale: float, grad: Tensor
-    ) -> None:
-        """Add the term's gradient of σ that does not come by way of the draw to `grad`, in place."""
-        _subtract_reciprocal(grad, part.std, scale)
+    def to_std(self, space: Workspace, part: Part, scale: float, grad: Tensor) -> None:
+        """Add the term's gradient of σ, except for what passes through the draw, to `grad` in place."""
+        grad.addcdiv_(part.std.new_ones(()), part.std, value=-scale)
 
 
 class GaussianKL(KLTerm):
-    """The closed form.
+    """The closed form for a Gaussian prior.
 
     Args:
         prior: The prior.
@@ -182,84 +171,72 @@ class GaussianKL(KLTerm):
     def __init__(self, prior: GaussianPrior) -> None:
         self._prior = prior
 
-    def _moments(
-        self, space: Workspace, slab: Slab, names: list[str]
-    ) -> tuple[Tensor, Tensor] | None:
-        """The prior's m and δ for each weight, or None where they are two numbers."""
-        mean, precision = self._prior.mean, self._prior.precision
-        if not isinstance(mean, dict) and not isinstance(precision, dict):
-            return None
-        means, precisions = [], []
-        for name, weight in zip(names, slab.members, strict=True):
-            m, delta = self._prior.moments(name, weight.detach())
-            means.append(m.expand_as(weight))
-            precisions.append(delta.expand_as(weight))
-        return slab.flat(space, means), slab.flat(space, precisions)
-
     def moments(self) -> tuple[float, float] | None:
-        """The prior's m and δ."""
+        """Return the prior's m and δ if they are the same for all weights."""
         mean, precision = self._prior.mean, self._prior.precision
         if isinstance(mean, dict) or isinstance(precision, dict):
             return None
         return float(mean), float(precision)
 
-    def value(self, space: Workspace, slab: Slab, names: list[str], part: Part) -> Tensor:
-        """The closed form, summed over the slab."""
-        known = self.moments()
-        if part.sums is not None and known is not None and known[0] == 0:
-            stds, means, logs, _ = part.sums
-            return _double(_closed_form(slab.count, stds + means, logs, known[1]), slab)
-        moments = self._moments(space, slab, names)
-        if moments is not None:
-            m, delta = (moment.double() for moment in moments)
+    def _moments_by_weight(self, space: Workspace, slab: Slab) -> list[Tensor]:
+        """Return m and δ for each entry of the slab."""
+        pairs = [
+            self._prior.moments(name, weight.detach())
+            for name, weight in zip(slab.names, slab.members, strict=True)
+        ]
+        return [
+            slab.flat(space, [m.expand_as(w) for m, w in zip(column, slab.members, strict=True)])
+            for column in zip(*pairs, strict=True)
+        ]
+
+    def value(self, space: Workspace, part: Part) -> Tensor:
+        """Return the closed form, summed over the slab."""
+        moments, count = self.moments(), part.slab.count
+        if moments is None:
+            m, delta = (moment.double() for moment in self._moments_by_weight(space, part.slab))
             mean, std = part.mean.double(), part.std.double()
             terms = 0.5 * (delta * (std**2 + (mean - m) ** 2) - 1 - delta.log()) - std.log()
-            # A precision of 0 is no prior: such a weight adds nothing.
+            # A precision of 0 means no prior: such a weight adds nothing.
             return torch.where(delta > 0, terms, 0.0).sum()
-        number, precision = float(self._prior.mean), float(self._prior.precision)  # type: ignore[arg-type]
-        distance = part.mean if number == 0 else part.mean - number
+        centre, precision = moments
+        if part.sums is not None and centre == 0:
+            stds, means, logs, _ = part.sums
+            return part.number(_closed_form(count, stds + means, logs, precision))
+        distance = part.mean if centre == 0 else part.mean - centre
         quadratic = _sum_of_squares(part.std) + _sum_of_squares(distance)
-        return _closed_form(slab.count, quadratic, _log_sum(space, part.std), precision)
+        return _closed_form(count, quadratic, _log_sum(space, part.std), precision)
 
     def to_mean(
-        self,
-        space: Workspace,
-        slab: Slab,
-        names: list[str],
-        part: Part,
-        scale: float,
-        grad: Tensor | None,
+        self, space: Workspace, part: Part, scale: float, grad: Tensor | None
     ) -> Tensor | None:
         """Add δ (μ−m)."""
-        start = torch.zeros((), dtype=slab.dtype, device=slab.device) if grad is None else grad
-        out = slab.take(space)
-        moments = self._moments(space, slab, names)
-        if moments is not None:
-            torch.sub(part.mean, moments[0], out=out)
-            return torch.addcmul(start, out, moments[1], value=scale, out=out)
-        number, precision = float(self._prior.mean), float(self._prior.precision)  # type: ignore[arg-type]
-        torch.add(start, part.mean, alpha=scale * precision, out=out)
-        return out if number == 0 else out.sub_(scale * precision * number)
-
-    def to_std(
-        self, space: Workspace, slab: Slab, names: list[str], part: Part, scale: float, grad: Tensor
-    ) -> None:
-        """Add δσ − 1/σ."""
-        moments = self._moments(space, slab, names)
+        start = part.mean.new_zeros(()) if grad is None else grad
+        moments, out = self.moments(), part.slab.take(space)
         if moments is None:
-            grad.add_(part.std, alpha=scale * float(self._prior.precision))  # type: ignore[arg-type]
-            _subtract_reciprocal(grad, part.std, scale)
-            return
-        delta = moments[1]
-        grad.addcmul_(part.std, delta, value=scale)
-        grad.addcdiv_((delta > 0).to(grad.dtype), part.std, value=-scale)
+            m, delta = self._moments_by_weight(space, part.slab)
+            torch.sub(part.mean, m, out=out)
+            return torch.addcmul(start, out, delta, value=scale, out=out)
+        centre, precision = moments
+        torch.add(start, part.mean, alpha=scale * precision, out=out)
+        return out if centre == 0 else out.sub_(scale * precision * centre)
+
+    def to_std(self, space: Workspace, part: Part, scale: float, grad: Tensor) -> None:
+        """Add δσ − 1/σ."""
+        moments = self.moments()
+        if moments is None:
+            _, delta = self._moments_by_weight(space, part.slab)
+            grad.addcmul_(part.std, delta, value=scale)
+            grad.addcdiv_((delta > 0).to(grad.dtype), part.std, value=-scale)
+        else:
+            grad.add_(part.std, alpha=scale * moments[1])
+            super().to_std(space, part, scale, grad)
 
 
 def mixture(pull: Tensor, w: Tensor, *, wide: float, excess: float, odds: float) -> list[Tensor]:
-    """Write the scale mixture prior's −∂log p/∂w to `pull`, as `MixtureKL` has it.
+    """Write the scale mixture prior's −∂log p/∂w to `pull`, by the formula of `MixtureKL`.
 
     Args:
-        pull: To be overwritten.
+        pull: Overwritten.
         w: The drawn weights.
         wide: 1/σ₁².
         excess: 1/σ₂² − 1/σ₁².
@@ -274,7 +251,7 @@ def mixture(pull: Tensor, w: Tensor, *, wide: float, excess: float, odds: float)
 
 
 class MixtureKL(KLTerm):
-    """For the scale mixture prior, with its log-density and gradient written out.
+    """The estimate for the scale mixture prior, with its log-density and gradient written out.
 
     With u = log((1−π)/π) + log(σ₁/σ₂) − ½ w² (1/σ₂² − 1/σ₁²), the log-odds of the narrow component,
 
@@ -294,12 +271,12 @@ class MixtureKL(KLTerm):
         self._odds = math.log((1 - prior.pi) / prior.pi) + math.log(prior.std1 / prior.std2)
         self._peak = math.log(prior.pi) - math.log(prior.std1) - 0.5 * math.log(2 * math.pi)
 
-    def value(self, space: Workspace, slab: Slab, names: list[str], part: Part) -> Tensor:
-        """The estimate of log q(w) − log p(w) by the draw in hand."""
+    def value(self, space: Workspace, part: Part) -> Tensor:
+        """Estimate log q(w) − log p(w) from the draw."""
         assert part.sample is not None
-        first_half = super().value(space, slab, names, part)
+        first_half = super().value(space, part)
         part.pull, sums = self._pull(space, part.sample)
-        second_half: Tensor = slab.count * self._peak - 0.5 * self._wide * sums[0] + sums[1]
+        second_half: Tensor = part.slab.count * self._peak - 0.5 * self._wide * sums[0] + sums[1]
         return first_half - second_half
 
     def _pull(self, space: Workspace, sample: Tensor) -> tuple[Tensor, list[Any]]:
@@ -316,14 +293,14 @@ class MixtureKL(KLTerm):
         """Add −∂log p/∂w."""
         assert part.sample is not None
         pull = self._pull(space, part.sample)[0] if part.pull is None else part.pull
-        out = space.like(pull)  # the pull itself may be asked for again
+        out = space.like(pull)  # the pull itself may be needed again
         if grad is None:
             return torch.mul(pull, scale, out=out)
         return torch.add(grad, pull, alpha=scale, out=out)
 
 
 def kl_term(prior: Prior) -> KLTerm:
-    """The fastest term that is right for a prior."""
+    """Return the fastest term that is correct for a prior."""
     # Exact types: a subclass may have changed the density.
     if type(prior) is GaussianPrior:
         return GaussianKL(prior)

@@ -1,7 +1,7 @@
 """Monte-Carlo dropout: the baseline of the VOGN paper.
 
 Y. Gal and Z. Ghahramani, Dropout as a Bayesian Approximation, ICML 2016. As in the VOGN paper's baseline,
-dropout comes after every convolution and linear (here also recurrent) layer but the last and before the
+dropout comes after every convolution and linear (here also recurrent) layer except the last, before the
 non-linearity, on single activations.
 
 Deviation: in a draw for prediction one mask serves all examples (see `torchbayes.posterior.dropout`).
@@ -30,15 +30,15 @@ __all__ = ["MCDropout"]
 class MCDropout(Wrapper, DropoutPosterior):
     """Any network with dropout after its convolutions and linear layers; itself a `Posterior`.
 
-    Called in training mode it drops activations, each example with a mask of its own; in evaluation mode
-    it is the plain network. Train it with any optimiser, then predict with
-    `tb.predictive(model, net, inputs)`. The wrapped network's class and weight names stay as they are.
+    In training mode it drops activations, with a separate mask for each example; in evaluation mode it is
+    the plain network. Train it with any optimiser, then predict with `tb.predictive(model, net, inputs)`.
+    The wrapped network's class and weight names do not change.
 
     Args:
         model: The network, whose weights are shared, not copied.
-        p: The probability that an activation is dropped.
-        layers: The names of the modules whose outputs are dropped; by default every convolution and
-            linear layer except the last.
+        p: Probability that an activation is dropped.
+        layers: Names of the modules whose outputs are dropped; by default every convolution and linear
+            layer except the last.
 
     Example:
         >>> import torch, torchbayes as tb
@@ -67,7 +67,7 @@ class MCDropout(Wrapper, DropoutPosterior):
             return self.model(*args, **kwargs)
 
     def mean(self) -> Weights:
-        """The network's weights as they are now."""
+        """Return the network's current weights."""
         return snapshot(self.model)
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
@@ -75,7 +75,7 @@ class MCDropout(Wrapper, DropoutPosterior):
         return {name: tuple(tensor.shape) for name, tensor in named}
 
     def posterior(self) -> DropoutPosterior:
-        """A copy of what has been learned so far."""
+        """Return a copy of the current posterior."""
         return DropoutPosterior(self.mean(), self.p, self.layers, model_name=self.model_name)
 
     def save(self, path: Any) -> None:

@@ -1,4 +1,4 @@
-"""Bayes by Backprop: a Gaussian of its own over every weight, trained by gradient descent.
+"""Bayes by Backprop: an independent Gaussian over every weight, trained by gradient descent.
 
 C. Blundell, J. Cornebise, K. Kavukcuoglu and D. Wierstra, Weight Uncertainty in Neural Networks, ICML 2015.
 
@@ -10,8 +10,8 @@ C. Blundell, J. Cornebise, K. Kavukcuoglu and D. Wierstra, Weight Uncertainty in
 | KL[q(w) ‖ P(w)] | `net.kl()` | Eq. (1) |
 | F = KL − E[log P(D ∣ w)] | `loss(net(x), y) + net.kl() / train_size`, times train_size | Eq. (1) |
 
-Deviations from the paper: the KL term of a Gaussian prior is computed exactly instead of by the draw
-(for other priors it is the draw's, Eq. (2)); norm layers' scales and shifts are deterministic by default.
+Deviations from the paper: the KL term of a Gaussian prior is computed exactly instead of from the draw
+(for other priors from the draw, Eq. (2)); norm layers' scales and shifts are deterministic by default.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ from torch.utils._pytree import tree_leaves
 
 from torchbayes.core.registry import register
 from torchbayes.core.workspace import Workspace
-from torchbayes.posterior import Gaussian, Weights, Wrapper, snapshot
+from torchbayes.posterior import Gaussian, Weights, snapshot
 from torchbayes.prior import GaussianPrior, Prior, as_prior
 from torchbayes.variational.draw import Draw, Spread
 from torchbayes.variational.estimators import Estimator, shared_draw
 from torchbayes.variational.flat_weights import Slab, slabs_of
 from torchbayes.variational.kl import kl_term
-from torchbayes.variational.selection import aliases, chosen, places, tree
+from torchbayes.variational.selection import RandomWrapper, chosen, tree
 from torchbayes.variational.softplus import bounds, inverse_softplus, softplus
 
 __all__ = ["MeanField"]
 
-# MOPED gives a weight of exactly 0 no spread at all, from which it could never move.
+# MOPED gives a weight of exactly 0 no spread, from which it could never recover.
 _MOPED_FLOOR = 1e-3
 
 
 class _Scratch:
-    """What a mean field keeps between calls that is no part of its state; copies are empty.
+    """What a mean field keeps between calls besides its state; copies are empty.
 
     Attributes:
-        space: Large tensors to be used again.
+        space: Large tensors for reuse.
         last: The last draw.
-        asked: Whether `kl` was called for the last draw, so that it is likely to be for the next.
+        asked: Whether `kl` was called for the last draw, and so is likely to be for the next.
     """
 
     def __init__(self) -> None:
@@ -61,10 +61,10 @@ class _Scratch:
         self._slabs: list[Slab] = []
         self._means: list[Tensor] = []
 
-    def slabs(self, means: list[Tensor]) -> list[Slab]:
-        """The weights in slabs; worked out anew when they are other tensors than before."""
+    def slabs(self, names: list[str], means: list[Tensor]) -> list[Slab]:
+        """Return the weights in slabs, which are kept as long as the tensors are the same."""
         if len(means) != len(self._means) or not all(map(operator.is_, means, self._means)):
-            self._slabs, self._means = slabs_of(means), means
+            self._slabs, self._means = slabs_of(names, means), means
         return self._slabs
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Scratch:
@@ -79,39 +79,39 @@ class _Scratch:
     summary="a Gaussian of its own over every weight, by backpropagation",
     paper="Blundell et al. 2015, Weight Uncertainty in Neural Networks",
 )  # fmt: skip
-class MeanField(Wrapper):
+class MeanField(RandomWrapper):
     """Any network with an independent Gaussian over each of its weights (Bayes by Backprop).
 
-    In training mode a call is one draw of the weights. In evaluation mode, and inside `mean_mode()`, it
-    is the network itself with the mean weights; inside `draw_mode()` it is always a draw. Outputs are the
-    network's own, so any loss and any torch optimiser serve:
+    In training mode each call draws the weights once. In evaluation mode, and inside `mean_mode()`, it
+    runs the network with the mean weights; inside `draw_mode()` it always draws. Outputs are the network's
+    own, so any loss and any torch optimiser will do:
 
         loss = F.cross_entropy(net(x), y) + net.kl() / train_size
 
-    The network's own parameters are the means: it stays usable as it is, and its class and the names of
-    its weights do not change. Frozen parameters are left alone, tied ones have one distribution, and norm
-    layers' scales and shifts are trained without one.
+    The network's own parameters are the means: it remains usable on its own, and its class and the names
+    of its weights do not change. Frozen parameters are left alone, tied ones share one distribution, and
+    norm layers' scales and shifts are trained without one.
 
     Args:
         model: The network, whose weights are shared, not copied.
-        prior: What is believed of the weights before the data: the precision δ of N(0, 1/δ), or a prior.
+        prior: Prior of the weights: a `Prior`, or the precision δ of N(0, 1/δ).
         estimator: How examples share the noise: `shared_draw`, `local_reparameterisation` or `flipout`.
-            It is used in training mode; a draw in evaluation mode is one for all examples.
-        init_std: The standard deviation to start from: of each weight with `init="model"`, relative to
-            the weight's size with `init="moped"`.
-        init: `"model"` starts at the network's weights as they are, random or trained. `"moped"` is for
-            a trained network: σ = init_std · |w|, at least init_std / 1000 (Krishnan et al., AAAI 2020; its
-            prior is `GaussianPrior(mean=tb.snapshot(model))`).
-        params: The names of the weights, or of the modules whose weights, get a distribution, such as
-            `["head"]` for the last layer only; the rest is trained without one. All trainable weights but
-            norm layers' if not given.
-        generator: Where draws come from; torch's global generator if not given. Its state is part of
+            Used in training mode; in evaluation mode all examples share a draw.
+        init_std: Initial standard deviation: absolute with `init="model"`, relative to the weight's size
+            with `init="moped"`.
+        init: `"model"` starts from the network's weights, random or trained. `"moped"` is for a trained
+            network: σ = init_std · |w|, at least init_std / 1000 (Krishnan et al., AAAI 2020; its prior is
+            `GaussianPrior(mean=tb.snapshot(model))`).
+        params: Names of weights, or of modules, to be random, such as `["head"]` for the last layer only;
+            the rest is trained without a distribution. By default all trainable weights except norm
+            layers'.
+        generator: Source of the draws; torch's global generator if not given. Its state is part of
             `state_dict()`.
 
     Attributes:
         prior: The prior; may be replaced.
         estimator: The estimator; may be replaced.
-        rule_hits: How often each weight was used by the estimator's low-variance rule in the last call.
+        rule_hits: Number of uses of each weight by the estimator's low-variance rule in the last call.
 
     Raises:
         ValueError: If the network has no trainable weights, or an argument is not as described.
@@ -126,6 +126,8 @@ class MeanField(Wrapper):
         Gaussian(4 weights of Linear)
     """
 
+    rho: nn.Module
+
     def __init__(
         self,
         model: nn.Module,
@@ -137,7 +139,6 @@ class MeanField(Wrapper):
         params: Iterable[str] | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
-        super().__init__(model)
         if not (init_std > 0 and math.isfinite(init_std)):
             raise ValueError(f"init_std is {init_std:g}: expected a standard deviation above 0")
         if init not in ("model", "moped"):
@@ -149,13 +150,10 @@ class MeanField(Wrapper):
         prior = as_prior(prior)
         if isinstance(prior, GaussianPrior) and prior.scalar == 0:
             raise ValueError("prior is 0: without a prior the spread of the weights has no bound")
-        self.prior, self.estimator, self.generator = prior, estimator, generator
         weights = chosen(model, params)
-        self._names = list(weights)
-        self.rho = tree({name: _initial_rho(p, init_std, init) for name, p in weights.items()})
-        self._aliases = aliases(model, weights)
-        # Where to find every μ and ρ: walking through the modules' names takes longer than a small layer.
-        self._places = [places(module, self._names) for module in (model, self.rho)]
+        rho = tree({name: _initial_rho(p, init_std, init) for name, p in weights.items()})
+        super().__init__(model, weights, generator, rho=rho)
+        self.prior, self.estimator = prior, estimator
         self.rule_hits: Counter[str] = Counter()
         self._drawing: bool | None = None
         self._noticed = False
@@ -164,27 +162,15 @@ class MeanField(Wrapper):
             for name, weight in weights.items():
                 prior.moments(name, weight.detach())  # raises if the prior has none for this weight
 
-    def _means_and_rhos(self) -> tuple[list[Tensor], list[Tensor]]:
-        means, rhos = ([getattr(m, leaf) for m, leaf in places_] for places_ in self._places)
-        return means, rhos
-
     def _draw(self, spread: Spread = Spread.NONE, *, noise: bool = True) -> Draw:
         asked, self._scratch.asked = self._scratch.asked, False
         self._scratch.last = None  # so that its buffers are free for this draw
-        means, rhos = self._means_and_rhos()
-        draw = Draw(
-            self._scratch.space,
-            self._scratch.slabs(means),
-            self._names,
-            means,
-            rhos,
-            self.prior,
-            spread=spread,
-            noise=noise,
-            kl=asked,
-            generator=self.generator,
-        )
-        self._scratch.last = draw
+        means, rhos = self._current()
+        slabs = self._scratch.slabs(self._names, means)
+        self._scratch.last = draw = Draw(
+            self._scratch.space, slabs, means, rhos, self.prior,
+            spread=spread, noise=noise, kl=asked, generator=self.generator,
+        )  # fmt: skip
         return draw
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -194,13 +180,8 @@ class MeanField(Wrapper):
         estimator = self.estimator if self.training else shared_draw
         rule = estimator(self.generator)
         draw = self._draw(rule.spread)
-        weights = {
-            name: weight.sample for weight in draw.drawn for name in self._aliases[weight.name]
-        }
         with rule.over(draw.drawn, _first_length(args, kwargs)):
-            outputs = torch.func.functional_call(
-                self.model, weights, args, kwargs, tie_weights=False
-            )
+            outputs = self._call({w.name: w.sample for w in draw.drawn}, args, kwargs)
         draw.release()
         self.rule_hits = rule.hits
         if rule.spread is not Spread.NONE and not rule.hits and not self._noticed:
@@ -214,10 +195,10 @@ class MeanField(Wrapper):
         return outputs
 
     def kl(self) -> Tensor:
-        """KL(q ‖ prior) summed over the random weights, in nats; a scalar to divide by `train_size`.
+        """Return KL(q ‖ prior) summed over the random weights, in nats: a scalar to divide by `train_size`.
 
         Exact for a `GaussianPrior`. For any other prior it is log q(w) − log p(w) of the last draw, the
-        one that the likelihood was computed with, and of a new one if there is none in hand.
+        one that the likelihood was computed with, or else of a new draw.
         """
         draw, self._scratch.asked = self._scratch.last, True
         if draw is None or draw.prior is not self.prior or not draw.current():
@@ -233,40 +214,29 @@ class MeanField(Wrapper):
             self._drawing = before
 
     def mean_mode(self) -> Any:
-        """A context in which calls use the mean weights, also in training mode."""
+        """Use the mean weights inside the context, also in training mode."""
         return self._mode(False)
 
     def draw_mode(self) -> Any:
-        """A context in which every call is a draw, also in evaluation mode."""
+        """Draw in every call inside the context, also in evaluation mode."""
         return self._mode(True)
 
     @torch.no_grad()
     def std(self) -> Weights:
-        """σ of every random weight."""
+        """Return σ of every random weight."""
         result: Weights = {}
-        for name, rho in zip(self._names, self._means_and_rhos()[1], strict=True):
+        for name, rho in zip(self._names, self._current()[1], strict=True):
             result[name] = torch.empty_like(rho)
             columns = [result[name]], [torch.empty_like(rho)]
             self._scratch.space.apply(softplus, columns, [[rho]], **bounds(rho.dtype))
         return result
 
     def posterior(self) -> Gaussian:
-        """A copy of what has been learned so far; the network's buffers are part of the mean."""
+        """Return a copy of the current posterior; the network's buffers are part of the mean."""
         return Gaussian(snapshot(self.model), self.std(), model_name=type(self.model).__name__)
 
-    def get_extra_state(self) -> Tensor:
-        """The generator's state, for `state_dict()`."""
-        if self.generator is None:
-            return torch.empty(0, dtype=torch.uint8)
-        return self.generator.get_state()
-
-    def set_extra_state(self, state: Tensor) -> None:
-        """Go on with the generator's state."""
-        if self.generator is not None and len(state):
-            self.generator.set_state(state.cpu())
-
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Load a state as any module does."""
+        """Load a state like any module."""
         self._scratch = _Scratch()
         return super().load_state_dict(*args, **kwargs)
 
@@ -276,7 +246,7 @@ class MeanField(Wrapper):
         return self
 
     def extra_repr(self) -> str:
-        """Say what is random."""
+        """Summarise the random weights."""
         count = sum(rho.numel() for rho in self.rho.parameters())
         return f"{count:,} random weights, {self.estimator.__name__}, {type(self.prior).__name__}"
 
@@ -289,8 +259,6 @@ def _initial_rho(weight: Tensor, init_std: float, init: str) -> Tensor:
 
 
 def _first_length(args: Any, kwargs: Any) -> int | None:
-    """The examples in a batch: dimension 0 of the first tensor that has one."""
-    for leaf in tree_leaves((args, kwargs)):
-        if isinstance(leaf, Tensor) and leaf.dim() > 0:
-            return len(leaf)
-    return None
+    """Return the number of examples in a batch: dimension 0 of the first tensor that has one."""
+    tensors = (leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
+    return next((len(tensor) for tensor in tensors if tensor.dim() > 0), None)

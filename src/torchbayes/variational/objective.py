@@ -1,4 +1,4 @@
-"""How much of the KL term each minibatch pays: the weights of Bayes by Backprop's minibatch objective.
+"""Weights of the KL term in Bayes by Backprop's minibatch objective.
 
 The free energy of the whole training set is F = KL + Σ NLL, a sum over `train_size` examples. A minibatch's
 loss here is a *mean* over its examples,
@@ -20,59 +20,60 @@ import math
 __all__ = ["annealed_weight", "blundell_weight", "uniform_weight"]
 
 
-def _check(step: int, steps: int, what: str) -> None:
+def _check(step: int, steps: int) -> None:
     if steps < 1:
-        raise ValueError(f"{what} is {steps}: expected a whole number of at least 1")
+        raise ValueError(f"steps is {steps}: expected a whole number of at least 1")
     if step < 0:
         raise ValueError(f"step is {step}: expected a whole number of at least 0")
 
 
 def uniform_weight(step: int, steps: int) -> float:
-    """Every minibatch pays the same, πᵢ = 1/M: the weight is 1.
+    """Weigh all minibatches alike, πᵢ = 1/M: the weight is 1.
 
     Args:
-        step: The minibatch's number in its epoch, from 0.
-        steps: M, the minibatches in an epoch.
+        step: Number of the minibatch in its epoch, from 0.
+        steps: Number M of minibatches in an epoch.
 
     Example:
         >>> uniform_weight(3, 10)
         1.0
     """
-    _check(step, steps, "steps")
+    _check(step, steps)
     return 1.0
 
 
 def blundell_weight(step: int, steps: int) -> float:
-    """The first minibatches pay most, πᵢ = 2^(M−i) / (2^M − 1): the weight is M πᵢ.
+    """Give the first minibatches most of the KL term, πᵢ = 2^(M−i) / (2^M − 1): the weight is M πᵢ.
 
-    It starts anew with every epoch. Computed as 2^(−i) / (1 − 2^(−M)), which does not overflow for any M.
+    The weights start again with every epoch. They are computed as 2^(−i) / (1 − 2^(−M)), which cannot
+    overflow.
 
     Args:
-        step: The minibatch's number in its epoch, i − 1, from 0.
-        steps: M, the minibatches in an epoch.
+        step: Number of the minibatch in its epoch, i − 1, from 0.
+        steps: Number M of minibatches in an epoch.
 
     Example:
         >>> [round(blundell_weight(i, 2), 4) for i in range(2)]   # 2 · (2/3, 1/3)
         [1.3333, 0.6667]
     """
-    _check(step, steps, "steps")
+    _check(step, steps)
     if step >= steps:
         raise ValueError(f"step is {step}: expected one of the {steps} minibatches of the epoch")
     return steps * math.ldexp(1.0, -(step + 1)) / -math.expm1(-steps * math.log(2))
 
 
 def annealed_weight(step: int, steps: int) -> float:
-    """A linear rise from near 0 to 1, so that the network can learn before the prior pulls at it.
+    """Rise linearly from near 0 to 1, so that the network can learn before the prior takes effect.
 
-    From `steps` on the weight is 1 and the objective the free energy.
+    From `steps` on the weight is 1 and the objective is the free energy.
 
     Args:
-        step: The update's number in the whole training, from 0.
-        steps: The updates that the rise takes.
+        step: Number of the update in the whole training, from 0.
+        steps: Number of updates that the rise takes.
 
     Example:
         >>> [annealed_weight(i, 4) for i in (0, 1, 3, 100)]
         [0.25, 0.5, 1.0, 1.0]
     """
-    _check(step, steps, "steps")
+    _check(step, steps)
     return min(1.0, (step + 1) / steps)

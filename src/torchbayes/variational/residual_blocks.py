@@ -1,9 +1,9 @@
 """Finding the residual blocks of a network, and the weights in them that a hypernetwork generates.
 
 A *block* is an element of an `nn.Sequential` or `nn.ModuleList` that is neither of the two itself and
-has at least two convolutions in it, and no smaller block: what residual networks build their stages of.
-It is found by the shape of the module tree alone, so a network that is built in another way has to name
-its blocks.
+contains at least two convolutions, but no smaller block: residual networks build their stages from these.
+Blocks are found by the shape of the module tree alone, so for a network that is built in another way they
+must be named.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _LISTS = (nn.Sequential, nn.ModuleList)
 
 
 def find_blocks(model: nn.Module, named: Iterable[str] | None = None) -> list[str]:
-    """The names of the residual blocks of `model`, in the order of its modules.
+    """Return the names of the residual blocks of `model`, in the order of its modules.
 
     Args:
         model: The network.
-        named: The blocks' names, if they are known; they only have to exist.
+        named: Names of the blocks, if known; they only need to exist.
 
     Example:
         >>> from torchbayes.models import wide_resnet
@@ -48,21 +48,18 @@ def find_blocks(model: nn.Module, named: Iterable[str] | None = None) -> list[st
         for prefix, module in modules.items()
         if isinstance(module, _LISTS)
         for leaf, child in module.named_children()
-        if not isinstance(child, _LISTS) and _convolutions(child) >= 2
+        if not isinstance(child, _LISTS)
+        and sum(isinstance(m, _ConvNd) for m in child.modules()) > 1
     ]
     inner = [n for n in found if not any(other.startswith(f"{n}.") for other in found)]
     return [name for name in modules if name in inner]
 
 
-def _convolutions(module: nn.Module) -> int:
-    return sum(isinstance(m, _ConvNd) for m in module.modules())
-
-
 def named_layers(model: nn.Module, layers: Iterable[str]) -> list[str]:
-    """The weights that names of layers or of weights mean: those of two dimensions or more.
+    """Return the weights, of two or more dimensions, that names of layers or of weights refer to.
 
     Raises:
-        ValueError: If a name does not exist, or means no trainable weight.
+        ValueError: If a name does not exist, or refers to no trainable weight.
     """
     own = trainable(model)
     matrices = _matrices(model)
@@ -79,31 +76,26 @@ def named_layers(model: nn.Module, layers: Iterable[str]) -> list[str]:
 
 
 def default_layers(model: nn.Module, blocks: list[str]) -> list[str]:
-    """The convolutions in the blocks; without blocks, every matrix or kernel but the last layer's."""
+    """Return the convolutions in the blocks; without blocks, all matrices and kernels except the last."""
     matrices = _matrices(model)
     owners = {f"{prefix}.weight" for prefix, m in model.named_modules() if isinstance(m, _ConvNd)}
     inside = [n for n in matrices if any(n.startswith(f"{block}.") for block in blocks)]
-    kernels = [n for n in inside if n in owners]
-    if kernels or inside:
-        return kernels if kernels else inside
+    if inside:
+        return [n for n in inside if n in owners] or inside
     if not matrices:
         raise ValueError(
             f"{type(model).__name__} has no trainable matrices or kernels to generate: name some weights in "
             "layers=…"
         )
     last = matrices[-1].rpartition(".")[0]
-    rest = [n for n in matrices if n.rpartition(".")[0] != last]
-    rest = rest if rest else matrices
-    _LOG.info(
-        "%s has no residual blocks: the hypernetwork generates %s",
-        type(model).__name__,
-        ", ".join(rest),
-    )
+    rest = [n for n in matrices if n.rpartition(".")[0] != last] or matrices
+    message = "%s has no residual blocks: the hypernetwork generates %s"
+    _LOG.info(message, type(model).__name__, ", ".join(rest))
     return rest
 
 
 def _matrices(model: nn.Module) -> list[str]:
-    """The trainable weights of two dimensions or more, without norms and look-up tables."""
+    """Return the names of trainable weights of two or more dimensions, except norms and embeddings."""
     tables = {f"{p}.weight" for p, m in model.named_modules() if isinstance(m, nn.Embedding)}
     left_out = norm_parameters(model) | tables
     return [
@@ -114,9 +106,9 @@ def _matrices(model: nn.Module) -> list[str]:
 
 
 def latent_groups(names: list[str], blocks: list[str], strategy: str) -> dict[str, str]:
-    """For every weight the name of its latent: one for all, one for each block or one for each layer.
+    """Return the name of every weight's latent: one for all, one per block or one per layer.
 
-    Weights outside of all blocks have a latent each in the block-wise strategy.
+    In the block-wise strategy each weight outside the blocks has its own latent.
     """
     if strategy == "all-in-one":
         return dict.fromkeys(names, "all")

@@ -1,25 +1,73 @@
-"""Which of a network's weights get a distribution, and where in the network they are."""
+"""Which of a network's weights are random, where in the network they are, and how they are replaced."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from torchbayes.core.parameters import norm_parameters, trainable
-from torchbayes.posterior import Weights
+from torchbayes.posterior import Weights, Wrapper
 
-__all__ = ["aliases", "chosen", "places", "tree"]
+__all__ = ["RandomWrapper", "chosen", "tree"]
 
 
-def chosen(model: nn.Module, params: Iterable[str] | None) -> Weights:
-    """The parameters that get a distribution.
+class RandomWrapper(Wrapper):
+    """A wrapper that replaces some of a network's weights by random ones in every call.
 
     Args:
         model: The network.
-        params: The names of weights, or of modules whose weights are meant (norm layers' excepted); all
-            trainable ones but norm layers' if not given.
+        weights: The weights to replace.
+        generator: Source of random numbers; torch's global generator if not given.
+        trees: Modules with parameters of the weights' names.
+    """
+
+    def __init__(
+        self, model: nn.Module, weights: Weights, generator: torch.Generator | None, **trees: nn.Module
+    ) -> None:  # fmt: skip
+        super().__init__(model)
+        self.generator, self._names = generator, list(weights)
+        for label, module in trees.items():
+            self.add_module(label, module)
+        self._aliases = _aliases(model, weights)
+        # Where to find every parameter: walking through the modules' names takes longer than a small layer.
+        split = [name.rpartition(".") for name in weights]
+        self._places = [
+            [(module.get_submodule(path), leaf) for path, _, leaf in split]
+            for module in (model, *trees.values())
+        ]
+
+    def _current(self) -> list[list[Tensor]]:
+        """Return the network's own parameters of the weights' names, and those of each tree."""
+        return [[getattr(m, leaf) for m, leaf in places] for places in self._places]
+
+    def _call(self, weights: Weights, args: Any, kwargs: Any) -> Any:
+        """Run the network with some weights replaced, wherever they are used."""
+        given = {alias: w for name, w in weights.items() for alias in self._aliases[name]}
+        return torch.func.functional_call(self.model, given, args, kwargs, tie_weights=False)
+
+    def get_extra_state(self) -> Tensor:
+        """Return the generator's state, for `state_dict()`."""
+        if self.generator is None:
+            return torch.empty(0, dtype=torch.uint8)
+        return self.generator.get_state()
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Continue from a generator's state."""
+        if self.generator is not None and len(state):
+            self.generator.set_state(state.cpu())
+
+
+def chosen(model: nn.Module, params: Iterable[str] | None) -> Weights:
+    """Return the parameters that get a distribution.
+
+    Args:
+        model: The network.
+        params: Names of weights, or of modules, meaning their weights (except norm layers'); by default
+            all trainable weights except norm layers'.
     """
     own = trainable(model)
     for name, parameter in own.items():
@@ -32,10 +80,8 @@ def chosen(model: nn.Module, params: Iterable[str] | None) -> Weights:
         name: p for name, p in own.items() if name not in norms and p.is_floating_point()
     }
     if params is not None:
-        if isinstance(params, str):
-            params = [params]
         names: set[str] = set()
-        for wanted in params:
+        for wanted in [params] if isinstance(params, str) else params:
             below = {name for name in rest if name.startswith(f"{wanted}.") or not wanted}
             found = {wanted} if wanted in own else below
             if not found:
@@ -54,7 +100,7 @@ def chosen(model: nn.Module, params: Iterable[str] | None) -> Weights:
 
 
 def tree(tensors: Weights) -> nn.Module:
-    """A module whose parameters have the given dotted names."""
+    """Build a module whose parameters have the given dotted names."""
     root = nn.Module()
     for name, tensor in tensors.items():
         *path, leaf = name.split(".")
@@ -67,11 +113,11 @@ def tree(tensors: Weights) -> nn.Module:
     return root
 
 
-def aliases(model: nn.Module, weights: Weights) -> dict[str, list[str]]:
-    """All the names under which the weights are used, one for each place that holds them.
+def _aliases(model: nn.Module, weights: Weights) -> dict[str, list[str]]:
+    """Return all the names under which the weights are used, one for each place that holds them.
 
-    torch can find the names of tied weights by itself, but where one module has two names it then
-    does not put the weights back (torch 2.13).
+    torch can find the names of tied weights itself, but where one module has two names it then does not put
+    the weights back (torch 2.13).
     """
     first = {id(weight): name for name, weight in weights.items()}
     result: dict[str, list[str]] = {name: [] for name in weights}
@@ -80,9 +126,3 @@ def aliases(model: nn.Module, weights: Weights) -> dict[str, list[str]]:
             if id(weight) in first:
                 result[first[id(weight)]].append(f"{prefix}.{leaf}" if prefix else leaf)
     return result
-
-
-def places(module: nn.Module, names: list[str]) -> list[tuple[nn.Module, str]]:
-    """The modules that hold the named parameters, with the parameters' own names in them."""
-    split = [name.rpartition(".") for name in names]
-    return [(module.get_submodule(path), leaf) for path, _, leaf in split]

@@ -1,4 +1,4 @@
-"""σ = softplus(ρ): how a standard deviation is kept above 0."""
+"""σ = softplus(ρ): keeps a standard deviation above 0."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ __all__ = ["bounds", "inverse_softplus", "softplus"]
 def softplus(std: Tensor, slope: Tensor, rho: Tensor, *, low: float, high: float) -> None:
     """Write σ = log(1 + exp ρ) to `std` and dσ/dρ = exp ρ / (1 + exp ρ) to `slope`.
 
-    ρ is held between `low` and `high`, where neither exp ρ nor σ leaves the type's range (`bounds`): σ is
-    never 0 and the slope never NaN.
+    ρ is clamped to `low` … `high`, where neither exp ρ nor σ leaves the type's range (`bounds`): σ is never 0
+    and the slope never NaN.
     """
     if rho.device.type == "cpu" and _between(rho, low, high):
         torch.exp(rho, out=slope)  # reading ρ twice costs less than writing it once more
@@ -26,7 +26,7 @@ def softplus(std: Tensor, slope: Tensor, rho: Tensor, *, low: float, high: float
 
 
 def bounds(dtype: torch.dtype) -> dict[str, Any]:
-    """Where ρ is held: its least and its greatest value, `low` and `high`."""
+    """Return the range that ρ is clamped to: `low` and `high`."""
     limits = torch.finfo(dtype)
     return {"low": math.log(limits.tiny) + 0.01, "high": 0.9 * math.log(limits.max)}
 
@@ -39,5 +39,5 @@ def _between(tensor: Tensor, low: float, high: float) -> bool:
 
 
 def inverse_softplus(std: Tensor) -> Tensor:
-    """The ρ whose softplus is `std`: log(exp σ − 1), without overflow."""
+    """Return the ρ whose softplus is `std`: log(exp σ − 1), without overflow."""
     return std + torch.log(-torch.expm1(-std))

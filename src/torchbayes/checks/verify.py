@@ -1,4 +1,4 @@
-"""`verify`: a method with your settings on a conjugate model of your scale, held against the exact answer."""
+"""Check a method with your settings against the exact posterior of a conjugate model of the same size."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["Verification", "verify"]
 _WEIGHTS, _OUTPUTS = 4, 48
 _DRAWS = 400
 _UPDATES = 4000
-# A train size that is off by a factor of 1.4 changes a standard deviation by 18 %.
+# A training-set size that is wrong by a factor of 1.4 changes a standard deviation by 18 %.
 _STD_TOLERANCE, _MEAN_TOLERANCE = 1.18, 0.5
 
 
@@ -32,12 +32,12 @@ class Verification:
     """Result of `verify`.
 
     Attributes:
-        method: The method's name.
-        target: What it was held against: `posterior` or `mean field`.
-        train_size: The examples of the problem.
-        mean_error: How far the mean is from the exact one, in exact standard deviations.
-        std_ratio: The standard deviation over the exact one, root mean square over weights.
-        trusted: Whether both are as they should be.
+        method: Name of the method.
+        target: What it was compared with: `posterior` or `mean field`.
+        train_size: Number of examples of the problem.
+        mean_error: Distance of the mean from the exact one, in exact standard deviations.
+        std_ratio: Standard deviation over the exact one, root mean square over weights.
+        trusted: Whether both are within tolerance.
         verdict: The same in plain words.
     """
 
@@ -60,21 +60,21 @@ def verify(
     seed: int = 0,
     **options: Any,
 ) -> Verification:
-    """Train a method on linear regression at your scale and hold the result against the exact posterior.
+    """Train a method on a linear regression of your size and compare the result with the exact posterior.
 
-    Scale is what goes wrong most: with a mean loss, the noise of a sampler and the width of a Gaussian have
-    to be told how many examples there are. The problem has noise of standard deviation 1 and inputs of
-    about unit size, so that the loss has a curvature of about 1.
+    Scale is the most frequent mistake: with a mean loss, the noise of a sampler and the width of a Gaussian
+    depend on being told the number of examples. The problem has noise of standard deviation 1 and inputs
+    of about unit size, so that the loss has a curvature of about 1.
 
     Args:
-        method: The name of a method that is made for the posterior itself, or for the nearest Gaussian with
+        method: Name of a method that approximates the posterior itself, or the nearest Gaussian with
             independent weights.
-        train_size: The number of training examples that you have (rounded up to an even one).
-        batch_size: The examples per update.
-        epochs: How often to go through them; by default enough for 4,000 updates.
-        told_size: The number of examples that the method is told instead, to see what a wrong one does.
-        seed: The random seed.
-        **options: The method's own, as you would give them to `fit`.
+        train_size: Number of your training examples (rounded up to an even number).
+        batch_size: Examples per update.
+        epochs: Passes through the training set; by default enough for 4,000 updates.
+        told_size: Training-set size to give the method instead, to see the effect of a wrong one.
+        seed: Random seed.
+        **options: Options of the method, as for `fit`.
 
     Example:
         >>> import torchbayes as tb
@@ -88,13 +88,13 @@ def verify(
     method_class = find_method(method)
     if method_class.target is None:
         able = ", ".join(name for name, other in METHODS.items() if other.target is not None)
-        raise ValueError(f"{method!r} has no exact answer to be held against: choose one of {able}")
+        raise ValueError(f"{method!r} has no exact answer to compare with: choose one of {able}")
     check_options(method_class, options)
     for name, value in (("batch_size", batch_size), ("epochs", epochs), ("told_size", told_size)):
         if value is not None and value < 1:
             raise ValueError(f"{name} is {value}: expected a whole number of at least 1")
     size = train_size + train_size % 2
-    # A Kronecker factor ties the outputs together, so those methods get one.
+    # Kronecker factors couple the outputs, so those methods get a single one.
     problem = LinearRegression.make(
         size, _WEIGHTS, 1 if method_class.posterior_kind == "KroneckerGaussian" else _OUTPUTS, seed
     )
@@ -126,7 +126,7 @@ def _train(
     seed: int,
     options: dict[str, Any],
 ) -> Posterior:
-    """`fit`'s loop in short, with a train size that may be a lie."""
+    """Run `fit`'s loop in short, with a training-set size that may be wrong."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = problem.model()
@@ -188,8 +188,8 @@ def _judged(
     generator = torch.Generator().manual_seed(seed)
     rows = [draw["weight"].double() for draw in posterior.draws(_DRAWS, generator)]
     draws = torch.stack(rows)  # (draws, outputs, weights)
-    # Chains are one long chain for each output: together they tell mean and spread. A Gaussian has a mean
-    # for each output, about which it is to spread.
+    # The chains of all outputs together give mean and spread. A Gaussian has a mean for each output, about
+    # which its spread is measured.
     chains = isinstance(posterior, Samples)
     own = draws.mean((0, 1), keepdim=True) if chains else posterior.mean()["weight"].double()
     off = (own - mean) / variance.sqrt()
@@ -215,7 +215,7 @@ def _verdict(
         parts.append(
             f"the posterior is too {'narrow' if narrow else 'wide'} by a factor of "
             f"{1 / ratio if narrow and ratio > 0 else ratio:.2f}, as if there were {as_if:,} training "
-            f"examples, not {size:,}; look at train_size"
+            f"examples, not {size:,}; check train_size"
             + (
                 ", damping and temperature"
                 if narrow

@@ -1,4 +1,4 @@
-"""What a run of a recipe measured and all that is needed to repeat it: one small JSON file per recipe."""
+"""Results of a recipe and everything needed to repeat it: one small JSON file per recipe."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Compare a small network's predictions with those of the No-U-Turn Sampler, the reference posterior.
 
-Hoffman and Gelman, "The No-U-Turn Sampler", JMLR 2014, implemented by Pyro (extra `nuts`). The two figures are
-those of Izmailov et al., "What are Bayesian neural network posteriors really like?", ICML 2021, section 4:
+Hoffman and Gelman, "The No-U-Turn Sampler", JMLR 2014, by Pyro (extra `nuts`). The two figures are those
+of Izmailov et al., "What are Bayesian neural network posteriors really like?", ICML 2021, section 4:
 the share of examples on which both predict the same class, and the total variation ½ Σ |p − q|.
 """
 

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from torchbayes.checks.conjugate import LinearRegression
 from torchbayes.data.loader import BatchLoader
 from torchbayes.posterior import Posterior, Samples
 from torchbayes.prior import as_prior
-from torchbayes.train.failures import TrainingError
-from torchbayes.train.method import Method, Plan
+from torchbayes.train.fit import fit
+from torchbayes.train.method import Method
 from torchbayes.train.registry import METHODS, check_options, find_method, method_options
 
 __all__ = ["Verification", "verify"]
@@ -111,67 +110,28 @@ def verify(
     loader = BatchLoader(
         problem.inputs, problem.targets, min(batch_size, size), shuffle=True, seed=seed
     )
+    if told_size is not None:
+        loader = _MisreportingLoader(loader, told_size)
     if epochs is None:
         epochs = math.ceil(_UPDATES / len(loader))
-    posterior = _train(method_class, problem, loader, epochs, told_size, seed, options)
-    return _judged(method_class, problem, posterior, exact, seed)
+    run = fit(
+        problem.model, loader, method, epochs=epochs, likelihood=problem.likelihood(), seed=seed,
+        progress=False, **options,
+    )  # fmt: skip
+    return _judged(method_class, problem, run.posterior, exact, seed)
 
 
-def _train(
-    method_class: type[Method],
-    problem: LinearRegression,
-    loader: BatchLoader,
-    epochs: int,
-    told_size: int | None,
-    seed: int,
-    options: dict[str, Any],
-) -> Posterior:
-    """Run `fit`'s loop in short, with a training-set size that may be wrong."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        model = problem.model()
-        plan = Plan(
-            train_size=loader.num_examples if told_size is None else told_size,
-            epochs=epochs,
-            steps_per_epoch=len(loader),
-            generator=torch.Generator().manual_seed(seed),
-            new_model=problem.model,
-        )
-        method = method_class(model, problem.likelihood(), plan, **options)
-        for epoch in range(method.epochs):
-            method.begin_epoch(epoch)
-            method.module.train()
-            for inputs, targets in loader.batches(epoch):
-                assert targets is not None
-                try:
-                    loss = method.step(_closure(method, inputs, targets))
-                except FloatingPointError as error:
-                    raise TrainingError(
-                        f"{error}: try a smaller lr", step=epoch, layer=""
-                    ) from error
-            if not math.isfinite(float(loss)):
-                raise TrainingError(
-                    f"the loss is not finite after epoch {epoch + 1}: try a smaller lr",
-                    step=epoch,
-                    layer="",
-                )
-            method.end_epoch(epoch, _inputs_of(loader, epoch))
-        return method.posterior()
+class _MisreportingLoader(BatchLoader):
+    """Batches of another loader, with a number of examples that may be wrong."""
 
+    def __init__(self, loader: BatchLoader, told_size: int) -> None:
+        self.loader, self.num_examples, self.batch_size = loader, told_size, loader.batch_size
 
-def _closure(method: Method, inputs: Tensor, targets: Tensor) -> Callable[[], Tensor]:
-    def closure() -> Tensor:
-        method.optimizer.zero_grad()
-        loss = method.loss(inputs, targets)
-        loss.backward()
-        return loss.detach()
+    def __len__(self) -> int:
+        return len(self.loader)
 
-    return closure
-
-
-def _inputs_of(loader: BatchLoader, epoch: int) -> Iterator[Any]:
-    for inputs, _ in loader.batches(epoch):
-        yield inputs
+    def batches(self, epoch: int, start: int = 0) -> Iterator[tuple[Any, Any]]:
+        return self.loader.batches(epoch, start)
 
 
 def _judged(

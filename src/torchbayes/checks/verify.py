@@ -97,16 +97,11 @@ def verify(
     problem = LinearRegression.make(
         size, _WEIGHTS, 1 if method_class.posterior_kind == "KroneckerGaussian" else _OUTPUTS, seed
     )
-    given = {
-        name: option.default for name, option in method_options(method_class).items()
-    } | options
+    given = {name: o.default for name, o in method_options(method_class).items()} | options
     precision = getattr(as_prior(given["prior"]), "scalar", None)
     if precision is None:
         raise ValueError(f"prior is {given['prior']!r}: the exact answer needs N(0, 1/precision)")
-    exact = {
-        "prior_precision": float(precision),
-        "temperature": float(given.get("temperature", 1.0)),
-    }
+    exact = (float(precision), float(given.get("temperature", 1.0)))
     loader = BatchLoader(
         problem.inputs, problem.targets, min(batch_size, size), shuffle=True, seed=seed
     )
@@ -138,16 +133,15 @@ def _judged(
     method: type[Method],
     problem: LinearRegression,
     posterior: Posterior,
-    exact: dict[str, float],
+    exact: tuple[float, float],
     seed: int,
 ) -> Verification:
-    precision, mean = problem.precision(**exact), problem.mean(**exact)
-    target = method.target
-    assert target is not None
+    precision, mean = problem.precision(*exact), problem.mean(*exact)
+    target = str(method.target)
     variance = precision.inverse().diagonal() if target == "posterior" else 1 / precision.diagonal()
     generator = torch.Generator().manual_seed(seed)
-    rows = [draw["weight"].double() for draw in posterior.draws(_DRAWS, generator)]
-    draws = torch.stack(rows)  # (draws, outputs, weights)
+    weights = [draw["weight"] for draw in posterior.draws(_DRAWS, generator)]
+    draws = torch.stack(weights).double()  # (draws, outputs, weights)
     # The chains of all outputs together give mean and spread. A Gaussian has a mean for each output, about
     # which its spread is measured.
     chains = isinstance(posterior, Samples)
@@ -156,34 +150,26 @@ def _judged(
     ratio = float(((draws - own).square().mean((0, 1)) / variance).mean().sqrt())
     mean_error = float(off.square().mean().sqrt())
     size = len(problem.inputs)
-    narrow, wide = ratio < 1 / _STD_TOLERANCE, ratio > _STD_TOLERANCE
-    lost = not mean_error <= _MEAN_TOLERANCE
-    return Verification(
-        method.name, target, size, mean_error, ratio, not (narrow or wide or lost),
-        _verdict(mean_error, ratio, lost, narrow, wide, size),
-    )  # fmt: skip
+    problems = _problems(mean_error, ratio, size)
+    verdict = "These settings can be trusted: mean and spread are those of the exact posterior."
+    if problems:
+        verdict = "Do not trust these settings: " + ", and ".join(problems) + "."
+    return Verification(method.name, target, size, mean_error, ratio, not problems, verdict)
 
 
-def _verdict(
-    mean_error: float, ratio: float, lost: bool, narrow: bool, wide: bool, size: int
-) -> str:
-    if not (lost or narrow or wide):
-        return "These settings can be trusted: mean and spread are those of the exact posterior."
-    parts = []
-    if narrow or wide:
+def _problems(mean_error: float, ratio: float, size: int) -> list[str]:
+    problems = []
+    narrow = ratio < 1 / _STD_TOLERANCE
+    if narrow or ratio > _STD_TOLERANCE:
         as_if = max(1, round(size / ratio**2)) if ratio > 0 else math.inf
-        parts.append(
+        also = "damping and temperature" if narrow else "and try a smaller lr or larger batches"
+        problems.append(
             f"the posterior is too {'narrow' if narrow else 'wide'} by a factor of "
             f"{1 / ratio if narrow and ratio > 0 else ratio:.2f}, as if there were {as_if:,} training "
-            f"examples, not {size:,}; check train_size"
-            + (
-                ", damping and temperature"
-                if narrow
-                else ", and try a smaller lr or larger batches"
-            )
+            f"examples, not {size:,}; check train_size, {also}"
         )
-    if lost:
-        parts.append(
+    if not mean_error <= _MEAN_TOLERANCE:
+        problems.append(
             f"its mean is {mean_error:.1f} standard deviations off; train longer, or with another lr"
         )
-    return "Do not trust these settings: " + ", and ".join(parts) + "."
+    return problems

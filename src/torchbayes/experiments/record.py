@@ -187,20 +187,11 @@ def record_of(
             calibration[row] = tuple(Bins.of(Predictions.load(file)) for file in files)
     shared = {k: v for k, v in results["settings"].items() if k not in ("command", "seeds", "seed")}
     return Record(
-        recipe=recipe,
-        title=title,
-        size=size,
-        command=command,
-        **provenance(),
-        finished=results["created"],
-        seconds=round(seconds, 1),
-        seeds=tuple(results["settings"]["seeds"]),
-        settings=shared,
+        recipe, title, size, command, **provenance(), finished=results["created"],
+        seconds=round(seconds, 1), seeds=tuple(results["settings"]["seeds"]), settings=shared,
         own={row: summary.get("settings", {}) for row, summary in results["methods"].items()},
-        rows=rows,
-        curves=curves,
-        calibration=calibration,
-    )
+        rows=rows, curves=curves, calibration=calibration,
+    )  # fmt: skip
 
 
 def _curves(folders: Sequence[Path]) -> dict[str, tuple[tuple[float, ...], ...]]:

@@ -20,7 +20,7 @@ def main() -> None:
         network = mlp(64, num_classes=10, hidden=(100,))
         scores = learn_tasks(network, tasks, method, epochs=20, batch_size=64, **options)
         last = ", ".join(f"{share:.1%}" for share in scores.accuracy[-1])
-        print(f"{method}: right on {last} of the three tasks, {scores.forgotten:.1%} forgotten")
+        print(f"{method}: accuracy {last} on the three tasks, {scores.forgotten:.1%} forgotten")
 
 
 if __name__ == "__main__":

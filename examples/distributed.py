@@ -1,4 +1,4 @@
-"""The same training on several processes: every one draws weights of its own for its share of a batch.
+"""Train on several processes: each draws its own weights for its share of a batch.
 
 Run: torchrun --nproc-per-node 2 examples/distributed.py
 """
@@ -13,7 +13,7 @@ from torchbayes.models import mlp
 
 def main() -> None:
     data = tb.load_data("digits")
-    with distributed.process_group():  # joins what torchrun has started; does nothing without it
+    with distributed.process_group():  # joins what torchrun has started; does nothing otherwise
         rank, world = distributed.rank(), distributed.world_size()
         loader = make_loader(data, data.train, 64, shuffle=True, rank=rank, world_size=world)
         run = tb.fit(
@@ -23,7 +23,7 @@ def main() -> None:
         if rank == 0:
             p = run.predict(make_loader(data, data.test, 500))
             right = (p.prediction == data.test.targets).float().mean()
-            print(f"{world} process(es): right on {right:.1%} of the test images")
+            print(f"{world} process(es): {right:.1%} test accuracy")
 
 
 if __name__ == "__main__":

@@ -19,20 +19,20 @@ def main() -> None:
     held_out = run.predict(make_loader(data, data.validation, 500))
     test = run.predict(make_loader(data, data.test, 500))
     right = test.prediction == data.test.targets
-    print(f"right on {right.float().mean():.1%} of {len(right)} test images")
+    print(f"{right.float().mean():.1%} accuracy on {len(right)} test images")
 
-    # Answer only where it is safe: at most 5 % wrong answers, promised with probability 95 %.
+    # Answer only where it is safe: at most 5 % wrong answers, guaranteed with probability 95 %.
     rule = tb.posthoc.abstain(held_out, data.validation.targets, risk=0.05)
     answered = rule(test)
     print(
-        f"answers {answered.float().mean():.1%}, right on {right[answered].float().mean():.1%} of them"
+        f"answers {answered.float().mean():.1%} of them, with {right[answered].float().mean():.1%} accuracy"
     )
 
-    # Or give sets of classes that have the right one in them 95 times in 100.
+    # Or predict sets of classes that contain the true one 95 times in 100.
     sets = tb.posthoc.conformal_sets(held_out, data.validation.targets, coverage=0.95)(test)
     covered = sets.gather(1, data.test.targets[:, None]).float().mean()
     print(
-        f"sets of {sets.sum(1).float().mean():.2f} classes have the right one {covered:.1%} of the time"
+        f"sets of {sets.sum(1).float().mean():.2f} classes contain the true one {covered:.1%} of the time"
     )
 
 

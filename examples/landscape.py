@@ -1,6 +1,6 @@
-"""Where does averaging land? The loss around the path of a mean field, with HWA's average drawn in.
+"""Where does averaging land? The loss landscape around a mean field's training path, with HWA's average.
 
-Run: python examples/landscape.py            (writes docs/images/landscape.png; about a minute)
+Run: python examples/landscape.py            (writes docs/images/landscape.png)
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from figures.landscape import landscape, landscape_figure, pca_plane
 
 import torchbayes as tb
 from torchbayes.data.transform import Normalise
 from torchbayes.models import mlp
-from torchbayes.plots.landscape import landscape, landscape_figure, pca_plane
 from torchbayes.train.schedule import Schedule
 
 EPOCHS, CYCLES, BATCH = 24, 8, 64

@@ -1,4 +1,4 @@
-"""A Lightning module trained into a posterior: one changed line in it, and a callback that saves the result.
+"""Train a Lightning module into a posterior: one changed line, and a callback that saves the result.
 
 Run: python examples/lightning_posterior.py        (needs: pip install 'torchbayes[lightning]')
 """
@@ -18,7 +18,7 @@ from torchbayes.models import mlp
 
 
 class Digits(lightning.LightningModule):
-    """An ordinary module of Lightning's."""
+    """An ordinary Lightning module."""
 
     def __init__(self, train_size: int) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Digits(lightning.LightningModule):
 
 
 class SavePosterior(lightning.Callback):
-    """Leaves the posterior in a file when the training ends."""
+    """Save the posterior when training ends."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -52,7 +52,7 @@ def main(path: Path = Path("posterior.safetensors")) -> None:
     )  # fmt: skip
     trainer.fit(module, DataLoader(train_set, 64, shuffle=True))
     p = tb.predictive(module.net, tb.load(path, module.net), data.test.inputs)
-    print(f"right on {(p.prediction == data.test.targets).float().mean():.1%} of the test images")
+    print(f"{(p.prediction == data.test.targets).float().mean():.1%} test accuracy")
 
 
 if __name__ == "__main__":

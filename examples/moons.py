@@ -1,4 +1,4 @@
-"""Where is a network sure? One trained the usual way against posteriors, on two half moons.
+"""Where is a network certain? Ordinary training against a deep ensemble, on two half moons.
 
 Run: python examples/moons.py            (writes docs/images/moons.png, the picture in the README)
 """

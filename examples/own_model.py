@@ -41,10 +41,10 @@ def main() -> None:
                 F.cross_entropy(model(images), labels).backward()
             optimizer.step()
     p = tb.predictive(model, optimizer.posterior(), data.test.inputs, samples=16)
-    print(f"right on {(p.prediction == data.test.targets).float().mean():.1%}")
+    print(f"{(p.prediction == data.test.targets).float().mean():.1%} test accuracy")
     doubtful = int(p.epistemic.argmax())
     print(
-        f"least known: test image {doubtful}, {float(p.epistemic[doubtful]):.2f} nats of disagreement"
+        f"most uncertain: test image {doubtful}, {float(p.epistemic[doubtful]):.2f} nats of disagreement"
     )
 
 

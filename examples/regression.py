@@ -1,4 +1,4 @@
-"""A curve with its band: Bayes by Backprop on the paper's toy data.
+"""A regression curve with its uncertainty band: Bayes by Backprop on the paper's toy data.
 
 Run: python examples/regression.py [PICTURE]
 """
@@ -29,7 +29,7 @@ def main(picture: Path | None) -> None:
     p = run.predict(scale(torch.tensor([[0.25], [1.0]])), samples=200)
     for place, mean, std, doubt in zip((0.25, 1.0), p.mean, p.std, p.epistemic, strict=True):
         print(
-            f"x = {place}: {float(mean):.2f} ± {float(std):.2f}, of it {float(doubt):.2f} not knowing"
+            f"x = {place}: {float(mean):.2f} ± {float(std):.2f}, of which {float(doubt):.2f} epistemic"
         )
     if picture is not None:
         figure = regression_figure(

@@ -1,4 +1,4 @@
-"""The VOGN paper's picture: decision boundary of the mean and of draws, and entropy, for Adam and VOGN.
+"""Draw the VOGN paper's picture: decision boundaries of the mean and of draws, and the entropy.
 
 Run: python examples/vogn_2d.py          (writes docs/images/vogn_2d.png)
 """
@@ -17,7 +17,7 @@ from torchbayes.models import mlp
 METHODS = {
     "Adam": ("map", {"lr": 0.01, "prior": 0.1}),
     "VOGN": ("vogn", {"lr": 0.005, "prior": 4.0, "damping": 0.0, "mc_samples": 4,
-                      "temperature": 0.1, "temperature_epochs": 0.0, "betas": (0.9, 0.02)}),
+                      "temperature": 0.1, "temperature_steps": 0, "betas": (0.9, 0.02)}),
 }  # fmt: skip
 
 

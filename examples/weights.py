@@ -1,4 +1,4 @@
-"""What do trained weights look like? SGD, dropout and Bayes by Backprop, and which weights stand out.
+"""Draw histograms of weights trained by SGD, dropout and Bayes by Backprop, and their signal-to-noise ratio.
 
 Run: python examples/weights.py              (writes docs/images/weights.png and signal-to-noise.png)
 """
@@ -8,15 +8,16 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from figures.weights import snr_figure, weight_figure
+
 import torchbayes as tb
 from torchbayes.data.transform import Normalise
 from torchbayes.models import mlp
-from torchbayes.plots.weights import snr_figure, weight_figure
 
 METHODS = {
     "SGD": ("mle", {"optimizer": "sgd", "lr": 0.05}),
     "dropout": ("dropout", {"optimizer": "sgd", "lr": 0.05, "p": 0.5, "prior": 0.0}),
-    "Bayes by Backprop": ("bbb", {"prior": "mixture", "lr": 0.003}),
+    "Bayes by Backprop": ("bbb", {"prior": tb.ScaleMixturePrior(), "lr": 0.003}),
 }
 
 

@@ -59,7 +59,7 @@ def test_the_curve_knows_where_it_has_no_data(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["regression", str(tmp_path / "curve.png")])
     text = printed("regression", capsys)
-    near, far = (float(doubt) for doubt in re.findall(r"of it ([\d.]+)", text))
+    near, far = (float(doubt) for doubt in re.findall(r"of which ([\d.]+)", text))
     assert far > 3 * near
     assert (tmp_path / "curve.png").stat().st_size > 10_000
 
@@ -67,6 +67,26 @@ def test_the_curve_knows_where_it_has_no_data(
 def test_the_posterior_as_prior_forgets_less(capsys: pytest.CaptureFixture[str]) -> None:
     forgotten = re.findall(r"([\d.]+)% forgotten", printed("continual_learning", capsys))
     assert float(forgotten[1]) < float(forgotten[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "pictures"),
+    [
+        ("landscape", ["landscape.png"]),
+        ("moons", ["moons.png"]),
+        ("vogn_2d", ["vogn_2d.png"]),
+        ("weights", ["signal-to-noise.png", "weights.png"]),
+    ],
+)
+def test_it_draws_its_pictures(
+    name: str, pictures: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    out = tmp_path if len(pictures) > 1 else tmp_path / pictures[0]
+    monkeypatch.setattr(sys, "argv", [name, str(out)])
+    monkeypatch.syspath_prepend(FOLDER)  # as `python examples/NAME.py` does
+    runpy.run_path(str(FOLDER / f"{name}.py"), run_name="__main__")
+    assert sorted(file.name for file in tmp_path.iterdir()) == pictures
+    assert all(file.stat().st_size > 10_000 for file in tmp_path.iterdir())
 
 
 @pytest.mark.filterwarnings("default")

@@ -75,7 +75,7 @@ def test_fewer_than_two_chains(shape: tuple[int, ...]) -> None:
 
 
 def test_too_few_draws() -> None:
-    with pytest.raises(ValueError, match="at least 4 draws of a chain and there are 3"):
+    with pytest.raises(ValueError, match="at least 4 draws per chain and there are 3"):
         ess(np.zeros((2, 3)))
 
 

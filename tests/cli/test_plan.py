@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from torchbayes.cli.compare import _result
 from torchbayes.cli.plan import PlanDisplay, clock, seconds_left
-from torchbayes.experiments.compare import Comparison, Row
+from torchbayes.experiments.compare import Job, Row
 from torchbayes.experiments.settings import Experiment
 
 
@@ -26,21 +27,19 @@ def test_time_left_by_hand() -> None:
 
 
 def test_what_runs_what_is_left_and_what_came_out(tmp_path: Path) -> None:
-    base = Experiment()
-    rows = [Row(name, Experiment(method=name)) for name in ("map", "mle", "dropout")]
-    plan = Comparison(base, rows, (0,), tmp_path)
+    job = Job(Row("map", Experiment()), Experiment(), tmp_path)
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, width=120, color_system=None)
-    display = PlanDisplay(plan.jobs, console)
+    display = PlanDisplay(["map", "mle", "dropout"], console)
     with display.bars:
-        run = display.of(0, plan.jobs[0])
+        run = display.of(0)
         run.start("map", 10, 0)
         with run:
             for _ in range(5):
                 run.advance(0.5)
             display.bars.refresh()
-        display.finished(plan.jobs[0], {"accuracy": 0.97, "nll": 0.1})
-        failing = display.of(1, plan.jobs[1])
+        display.finished(0, _result(job, {"accuracy": 0.97, "nll": 0.1}))
+        failing = display.of(1)
         failing.start("mle", 10, 0)
         with pytest.raises(ValueError, match="no good"), failing:
             raise ValueError("no good [bold]")

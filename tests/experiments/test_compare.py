@@ -80,7 +80,7 @@ def test_a_posterior_without_samples_has_no_last_one(out: Path) -> None:
     ("tables", "message"),
     [
         ({"one": {"last_of": "none"}}, "names a row above"),
-        ({"a": {"data": "moons"}}, "all rows of a comparison share it"),
+        ({"a": {"data": "moons"}}, "all rows of a comparison share: set it above"),
         ({"a": {"epocs": 1}}, "did you mean 'epochs'"),
     ],
 )

@@ -111,5 +111,5 @@ def test_what_there_is_can_be_read_after_ctrl_c(
 
 
 def test_what_cannot_be_corrupted() -> None:
-    with pytest.raises(ValueError, match="moons has no images"):
+    with pytest.raises(ValueError, match="moons has no labelled images"):
         corruption_scores(lambda batches: torch.zeros(0), load_data("moons"))  # type: ignore[arg-type,return-value]

@@ -71,5 +71,5 @@ def test_refuses_other_shapes() -> None:
         regression_figure(nn.Linear(2, 3), q, torch.zeros(5, 2), torch.zeros(5))
     point = tb.Point(tb.snapshot(nn.Linear(1, 2)))
     x, y, classes = torch.randn(5, 1), torch.zeros(5), tb.Categorical()
-    with pytest.raises(ValueError, match="one of classes"):
+    with pytest.raises(ValueError, match="likelihood is for classes"):
         regression_figure(nn.Linear(1, 2), point, x, y, likelihood=classes)

@@ -1,4 +1,4 @@
-"""What posteriors are good for: pruning, continual learning and distillation."""
+"""Applications of posteriors: pruning, continual learning and distillation."""
 
 from torchbayes.applications.distill import distill
 from torchbayes.applications.prune import prune, signal_to_noise

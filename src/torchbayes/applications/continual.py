@@ -1,7 +1,7 @@
-"""Learn tasks one after the other and see what is left of each.
+"""Learn tasks in sequence and measure how much of each is remembered.
 
 Variational continual learning (C. Nguyen et al., ICLR 2018) with any method here that takes a Gaussian
-prior: the posterior q_t after task t is the prior of task t + 1, so that Bayes' rule itself says which
+prior: the posterior q_t after task t is the prior of task t + 1, so that Bayes' rule itself determines which
 weights may still change. VOGN does this in the experiments of Osawa et al., NeurIPS 2019, section 4.3 of
 the long version. A method without such a prior is plain fine-tuning.
 
@@ -31,10 +31,10 @@ from torchbayes.train.registry import check_options, find_method, method_options
 
 __all__ = ["SETTINGS", "TaskScores", "can_remember", "learn_tasks", "markdown_table"]
 
-# A prior that holds σ at 0.05 where the data say nothing keeps the noise small enough to learn in a few
-# epochs. τ below 1 helps with that too; much smaller it would forget, because squared gradients of examples
-# that are fitted without noise understate the curvature. No damping, which would count as evidence in every
-# task anew, and no warm-up of τ, which would weaken the prior while a task is new.
+# A prior that holds σ at 0.05 where the data are silent keeps the noise small enough to learn in a few
+# epochs. τ below 1 helps too; with a much smaller one it would forget, because squared gradients of examples
+# that are fitted without noise understate the curvature. No damping, which would count as evidence again in
+# every task, and no warm-up of τ, which would weaken the prior while a task is new.
 SETTINGS: dict[str, dict[str, Any]] = {
     "vogn": {
         "lr": 1e-3,
@@ -47,18 +47,18 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "ivon": {"lr": 0.1, "prior": 400.0, "initial_curvature": 0.1, "temperature": 0.3},
     "bbb": {"lr": 1e-3, "prior": 400.0, "init_std": 0.02},
 }
-"""Options that suit sequences of tasks, by method: `learn_tasks` does not use them unless they are passed."""
+"""Options that suit sequences of tasks, by method; `learn_tasks` uses them only if they are passed."""
 
 
 @dataclass
 class TaskScores:
-    """How well every task was known after each.
+    """Test accuracies of every task after each task.
 
     Attributes:
-        method: The method's name.
-        tasks: The tasks' names.
+        method: Name of the method.
+        tasks: Names of the tasks.
         accuracy: Row t has the test accuracies of tasks 0 to t after task t.
-        seconds: The training time of each task.
+        seconds: Training time of each task.
     """
 
     method: str
@@ -68,12 +68,12 @@ class TaskScores:
 
     @property
     def mean(self) -> list[float]:
-        """The mean accuracy over the tasks seen, after each task."""
+        """Mean accuracy over the tasks seen so far, after each task."""
         return [sum(row) / len(row) for row in self.accuracy]
 
     @property
     def forgotten(self) -> float:
-        """How much the tasks before the last have lost on average since each was learned."""
+        """Average loss of accuracy of the tasks before the last since each was learned."""
         last = self.accuracy[-1]
         lost = [self.accuracy[t][t] - last[t] for t in range(len(last) - 1)]
         return sum(lost) / len(lost) if lost else 0.0
@@ -104,20 +104,20 @@ def learn_tasks(
     after_task: Callable[[TaskScores], None] | None = None,
     **options: Any,
 ) -> TaskScores:
-    """Train `model` on the tasks in turn and test it after each on all that it has seen.
+    """Train `model` on the tasks in turn and test it after each on all tasks seen so far.
 
     Args:
-        model: The network; it has the last task's weights afterwards.
-        tasks: The tasks.
-        method: A method's name. One that `can_remember` gets the last posterior as its prior; any other is
+        model: Network; it has the last task's weights afterwards.
+        tasks: Tasks.
+        method: Name of a method. One that `can_remember` gets the last posterior as its prior; any other is
             fine-tuned.
-        epochs: How often to go through a task's training set.
-        batch_size: The examples per update.
-        samples: The draws to test with.
-        seed: Of everything random.
-        progress: Show a bar for every task; or give the display of the task with a number.
+        epochs: Passes through each task's training set.
+        batch_size: Examples per update.
+        samples: Posterior draws to test with.
+        seed: Random seed.
+        progress: Whether to show a bar for every task, or a function that returns the display of a task.
         after_task: Called with the scores so far after every task.
-        **options: The method's own.
+        **options: Options of the method.
 
     Example:
         >>> import torchbayes as tb
@@ -137,17 +137,11 @@ def learn_tasks(
     for number, task in enumerate(tasks):
         started = time.monotonic()
         run = fit(
-            model,
-            (task.train.inputs, task.train.targets),
-            method,
-            epochs=epochs,
-            batch_size=batch_size,
-            likelihood=task.likelihood,
-            transform=task.transform,
-            seed=seed + number,
-            progress=progress if isinstance(progress, bool) else progress(number),
-            **options,
-        )
+            model, (task.train.inputs, task.train.targets), method,
+            epochs=epochs, batch_size=batch_size, likelihood=task.likelihood,
+            transform=task.transform, seed=seed + number,
+            progress=progress if isinstance(progress, bool) else progress(number), **options,
+        )  # fmt: skip
         scores.seconds.append(time.monotonic() - started)
         if remembers:
             options["prior"] = GaussianPrior.from_posterior(run.posterior)
@@ -169,7 +163,7 @@ def _accuracy(model: nn.Module, posterior: Posterior, task: Task, samples: int, 
 
 
 def markdown_table(results: Mapping[str, TaskScores]) -> str:
-    """The accuracies after every task as Markdown, the methods one below the other."""
+    """Format the accuracies after every task as a Markdown table."""
     names = next(iter(results.values())).tasks
     lines = [
         "| after | method | " + " | ".join(names) + " | mean |",

@@ -4,8 +4,8 @@ A. Korattikara et al., Bayesian Dark Knowledge, NeurIPS 2015: the student S mini
 E_x[−Σ_y p(y | x, data) log S(y | x)] to the teacher's predictive p (their Eq. 4), over training inputs and
 over inputs with noise added, where the teacher knows less.
 
-Deviation from the paper: the teacher is a finished posterior, whose predictions are computed once, and not a
-chain that goes on while the student learns.
+Deviation from the paper: the teacher is a finished posterior, whose predictions are computed once, not a
+chain that continues while the student learns.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchbayes.likelihood import Likelihood
+from torchbayes.likelihood import Categorical, Likelihood
 from torchbayes.posterior import Posterior
 from torchbayes.predict.predictive import predictive
 from torchbayes.predict.results import ClassPredictive
@@ -29,7 +28,7 @@ __all__ = ["SoftLabels", "distill"]
 
 
 class SoftLabels(Likelihood):
-    """Targets that are probabilities of classes, (examples, classes), in place of classes.
+    """Targets that are class probabilities, (examples, classes), instead of classes.
 
     Example:
         >>> import torch
@@ -39,20 +38,17 @@ class SoftLabels(Likelihood):
     """
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The mean cross entropy."""
+        """Compute the mean cross entropy."""
         if outputs.shape != targets.shape:
             raise ValueError(
                 f"the student gives {tuple(outputs.shape[1:])} outputs and the teacher "
                 f"{tuple(targets.shape[1:])} classes: build it for the same classes"
             )
-        return F.cross_entropy(outputs, targets)
+        return nn.functional.cross_entropy(outputs, targets)
 
     def predictive(self, outputs: Tensor) -> ClassPredictive:
-        """As for class labels."""
-        probs = outputs.softmax(2)
-        return ClassPredictive(
-            probs.mean(0), torch.special.entr(probs).sum(2).mean(0), len(outputs)
-        )
+        """Predict as for class labels."""
+        return Categorical().predictive(outputs)
 
 
 def distill(
@@ -72,23 +68,23 @@ def distill(
     resume: bool = False,
     progress: bool | Progress = True,
 ) -> Run:
-    """Train one network to give the predictions of a whole posterior, at the cost of one.
+    """Train one network to imitate the predictions of a whole posterior.
 
     Args:
-        student: The network to train, or a function that makes it. It may be smaller than the teacher.
-        teacher: The network that `posterior` is of; a classifier.
-        posterior: What to imitate, such as a sampler's `Samples`.
-        inputs: Inputs in memory, without targets, as the teacher takes them.
-        samples: The teacher's draws.
-        copies: How often the student sees each input: once as it is and otherwise with noise.
-        noise_std: The standard deviation of that noise.
-        epochs: How often to go through the copies.
-        batch_size: The examples per update.
-        lr: The learning rate of Adam, which falls to 0 by a cosine.
-        seed: Of everything random.
-        folder: The run folder, if the student's training shall survive a kill.
-        resume: Go on with the run in `folder`, if there is one.
-        progress: Show a progress bar; or the object that shows it.
+        student: Network to train, or a function that builds it. It may be smaller than the teacher.
+        teacher: Classifier that `posterior` belongs to.
+        posterior: Posterior to imitate, such as a sampler's `Samples`.
+        inputs: Inputs of the teacher, in memory, without targets.
+        samples: Number of the teacher's draws.
+        copies: Copies of each input that the student sees, all but one of them noisy.
+        noise_std: Standard deviation of that noise.
+        epochs: Passes through the copies.
+        batch_size: Examples per update.
+        lr: Learning rate of Adam, annealed to 0 by a cosine.
+        seed: Random seed.
+        folder: Run folder, from which the student's training can be resumed.
+        resume: Continue the run in `folder`, if there is one.
+        progress: Whether to show a progress bar, or a custom display.
 
     Returns:
         The student's run: its `posterior` is a point, its `predict` one forward pass.
@@ -105,7 +101,9 @@ def distill(
         True
     """
     if copies < 1:
-        raise ValueError(f"copies is {copies}: expected how often to see each input, at least 1")
+        raise ValueError(
+            f"copies is {copies}: expected a number of copies of each input, at least 1"
+        )
     if not noise_std >= 0:
         raise ValueError(f"noise_std is {noise_std:g}: expected a standard deviation from 0")
     generator = torch.Generator().manual_seed(seed)
@@ -114,23 +112,14 @@ def distill(
         noise = torch.randn(inputs.shape, generator=generator, dtype=inputs.dtype)
         seen.append(inputs + noise_std * noise.to(inputs.device))
     everything = torch.cat(seen)
-    # The same draws for all inputs, so that the student learns one posterior's predictions.
+    # The same draws for all inputs, so that the student learns the predictions of one set of networks.
     wanted = predictive(teacher, posterior, everything, samples, generator=generator)
     if not isinstance(wanted, ClassPredictive):
         raise TypeError(
             f"the teacher gives a {type(wanted).__name__}: only classifiers can be distilled"
         )
     return fit(
-        student,
-        (everything, wanted.probs),
-        "mle",
-        epochs=epochs,
-        batch_size=batch_size,
-        likelihood=SoftLabels(),
-        schedule=Schedule("cosine"),
-        seed=seed,
-        folder=folder,
-        resume=resume,
-        progress=progress,
-        lr=lr,
-    )
+        student, (everything, wanted.probs), "mle",
+        epochs=epochs, batch_size=batch_size, likelihood=SoftLabels(), schedule=Schedule("cosine"),
+        seed=seed, folder=folder, resume=resume, progress=progress, lr=lr,
+    )  # fmt: skip

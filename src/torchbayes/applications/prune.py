@@ -1,4 +1,4 @@
-"""Which weights a posterior is sure of: pruning by signal-to-noise ratio, and its distribution.
+"""Prune weights by signal-to-noise ratio, and compute the distribution of that ratio.
 
 C. Blundell et al., Weight Uncertainty in Neural Networks, ICML 2015, section 5.1 and figures 3 and 4. A
 weight's signal-to-noise ratio is |μ|/σ; in decibels, as in the paper's figures, 10 log₁₀(|μ|/σ).
@@ -17,7 +17,7 @@ __all__ = ["SignalToNoise", "prune", "signal_to_noise"]
 
 
 def _ratios(posterior: Gaussian) -> tuple[list[str], Tensor]:
-    """The names of the random weights, and |μ|/σ of all of them in one flat tensor."""
+    """Return the names of the random weights, and |μ|/σ of all of them in one flat tensor."""
     if not isinstance(posterior, Gaussian):
         raise TypeError(
             f"cannot prune a {type(posterior).__name__} posterior: expected a Gaussian, such as that of "
@@ -31,14 +31,14 @@ def _ratios(posterior: Gaussian) -> tuple[list[str], Tensor]:
 
 
 def prune(posterior: Gaussian, fraction: float) -> Gaussian:
-    """Set the given fraction of the random weights to zero, those with the least |μ|/σ.
+    """Set the given fraction of the random weights, those with the lowest |μ|/σ, to zero.
 
     A pruned weight has μ = 0 and σ = 0: no draw brings it back. Weights without a distribution, such as
     norm layers', are kept.
 
     Args:
-        posterior: A Gaussian over the weights.
-        fraction: How many of the random weights to remove, from 0 to 1.
+        posterior: Gaussian over the weights.
+        fraction: Share of the random weights to remove, from 0 to 1.
 
     Returns:
         A new posterior.
@@ -65,13 +65,13 @@ def prune(posterior: Gaussian, fraction: float) -> Gaussian:
 
 @dataclass(frozen=True)
 class SignalToNoise:
-    """The distribution of the signal-to-noise ratio over a posterior's weights.
+    """Distribution of the signal-to-noise ratio over a posterior's weights.
 
     Attributes:
-        values: Each weight's ratio in dB, sorted; −∞ for a mean of 0.
-        edges: The edges of the histogram's bins, in dB.
-        density: The share of the weights per dB in each bin.
-        cdf: The share of the weights up to the upper edge of each bin.
+        values: Ratio of each weight in dB, sorted; −∞ for a mean of 0.
+        edges: Bin edges of the histogram, in dB.
+        density: Share of the weights per dB in each bin.
+        cdf: Share of the weights up to the upper edge of each bin.
     """
 
     values: Tensor
@@ -81,11 +81,11 @@ class SignalToNoise:
 
 
 def signal_to_noise(posterior: Gaussian, bins: int = 100) -> SignalToNoise:
-    """The signal-to-noise ratio of every random weight, with its density and distribution function.
+    """Compute the signal-to-noise ratio of every random weight, with density and distribution function.
 
     Args:
-        posterior: A Gaussian over the weights.
-        bins: The number of the histogram's bins, which span the finite values.
+        posterior: Gaussian over the weights.
+        bins: Number of histogram bins, which span the finite values.
 
     Example:
         >>> import torch, torchbayes as tb

@@ -1,4 +1,4 @@
-"""The usual sequences of tasks: one data set with its pixels permuted, or its classes split into groups.
+"""Sequences of tasks: one data set with its pixels permuted, or with its classes split into groups.
 
 I. Goodfellow et al., An Empirical Investigation of Catastrophic Forgetting, 2013 (permuted pixels);
 F. Zenke et al., Continual Learning Through Synaptic Intelligence, ICML 2017 (split classes).
@@ -18,11 +18,11 @@ from torchbayes.predict.results import ClassPredictive
 
 __all__ = ["Task", "permuted_tasks", "split_tasks"]
 
-_FAR_BELOW = -1e9  # what the logit of a class that is not in question becomes
+_EXCLUDED = -1e9  # logit of a class that is not part of the task
 
 
 class _AmongClasses(Categorical):
-    """One of some of the network's classes: the task's own head, as rows of one last layer."""
+    """Likelihood over some of the network's classes: the task's own head, as rows of one last layer."""
 
     others: Tensor
 
@@ -33,10 +33,10 @@ class _AmongClasses(Categorical):
         self.register_buffer("others", others, persistent=False)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return super().loss(outputs.masked_fill(self.others, _FAR_BELOW), targets)
+        return super().loss(outputs.masked_fill(self.others, _EXCLUDED), targets)
 
     def predictive(self, outputs: Tensor) -> ClassPredictive:
-        return super().predictive(outputs.masked_fill(self.others, _FAR_BELOW))
+        return super().predictive(outputs.masked_fill(self.others, _EXCLUDED))
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,11 +44,11 @@ class Task:
     """One task of a sequence. Inputs are flat, in [0, 1] where the data are images.
 
     Attributes:
-        name: What it is called in tables.
-        train: The training examples.
-        test: The test examples.
-        likelihood: What the network's outputs mean in this task.
-        order: Where each input's pixels come from; as they are if None.
+        name: Name in tables.
+        train: Training examples.
+        test: Test examples.
+        likelihood: Likelihood of the network's outputs in this task.
+        order: Permutation of the pixels; None for their own order.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Task:
     order: Tensor | None = None
 
     def transform(self, batch: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """A batch of the data set's inputs as inputs of this task."""
+        """Turn a batch of the data set's inputs into inputs of this task."""
         flat = batch.flatten(1)
         if self.order is not None:
             flat = flat.index_select(1, self.order)
@@ -66,12 +66,12 @@ class Task:
 
 
 def permuted_tasks(data: DataSet, count: int = 10, seed: int = 0) -> list[Task]:
-    """The same data `count` times, each time with the pixels in another random order.
+    """Make `count` tasks of the same data, each with the pixels in another random order.
 
     Args:
         data: Images or other inputs of one shape, in memory.
-        count: The number of tasks.
-        seed: Of the orders.
+        count: Number of tasks.
+        seed: Random seed of the orders.
 
     Example:
         >>> from torchbayes.applications.tasks import permuted_tasks
@@ -95,11 +95,11 @@ def permuted_tasks(data: DataSet, count: int = 10, seed: int = 0) -> list[Task]:
 
 
 def split_tasks(data: DataSet, per_task: int = 2) -> list[Task]:
-    """The classes `per_task` at a time, in the order of their numbers; each task asks only among its own.
+    """Make tasks of `per_task` classes each, in numerical order; each predicts only its own classes.
 
     Args:
-        data: A classification, in memory.
-        per_task: The classes of a task; any that are left over are not used.
+        data: Classification data set, in memory.
+        per_task: Classes per task; left-over classes are not used.
 
     Example:
         >>> from torchbayes.applications.tasks import split_tasks

@@ -1,4 +1,4 @@
-"""Whether a posterior is right: against exact answers, against NUTS, and chain against chain."""
+"""Checks of a posterior: against exact answers, against NUTS, and between chains."""
 
 from torchbayes.checks.nuts import compare_to_nuts
 from torchbayes.checks.verify import verify

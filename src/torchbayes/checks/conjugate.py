@@ -14,18 +14,18 @@ __all__ = ["LinearRegression"]
 
 @dataclass(frozen=True, eq=False)
 class LinearRegression:
-    """y = W x + noise of standard deviation 1, for as many independent outputs as are asked for.
+    """y = W x + noise of standard deviation 1, for several independent outputs.
 
-    Every input is there twice, with residuals +1 and −1 in an order of each output's own. So the least
-    squares solution is the true W exactly, and the squared gradients of the examples, from which VOGN and
-    K-FAC learn the curvature, are on average the curvature itself. All outputs have the same posterior:
+    Every input occurs twice, with residuals +1 and −1 in an order that differs between outputs. So the least
+    squares solution is exactly the true W, and the squared gradients of the examples, from which VOGN and
+    K-FAC learn the curvature, are on average the curvature itself. All outputs have the same posterior, so
     their average has little Monte-Carlo error.
 
     With a prior N(0, 1/δ) and a temperature T, every output's weights have the posterior N(m, P⁻¹) with
 
         P = XᵀX/T + δI,  m = P⁻¹ Xᵀy/T,
 
-    and of all Gaussians with independent weights N(m, 1/diag P) is the nearest to it in KL(q‖p).
+    and among all Gaussians with independent weights, N(m, 1/diag P) is the nearest to it in KL(q‖p).
 
     Attributes:
         inputs: X, (examples, weights).
@@ -37,13 +37,13 @@ class LinearRegression:
 
     @classmethod
     def make(cls, train_size: int, weights: int, outputs: int, seed: int = 0) -> LinearRegression:
-        """Draw one.
+        """Draw a problem.
 
         Args:
-            train_size: The number of examples; even.
-            weights: The weights of each output.
-            outputs: The number of regressions on the same inputs.
-            seed: Of inputs and residuals.
+            train_size: Number of examples; even.
+            weights: Number of weights of each output.
+            outputs: Number of regressions on the same inputs.
+            seed: Random seed.
         """
         if train_size < 4 * weights or train_size % 2:
             raise ValueError(
@@ -51,7 +51,7 @@ class LinearRegression:
             )
         generator = torch.Generator().manual_seed(seed)
         half = train_size // 2
-        # Neighbours are correlated a little, so that the posterior is not a product of its marginals.
+        # Neighbours are slightly correlated, so that the posterior is not a product of its marginals.
         mixing = torch.eye(weights) + 0.4 * torch.diag(torch.ones(weights - 1), 1)
         x = torch.randn(half, weights, generator=generator) @ mixing
         signs = 1.0 - 2.0 * torch.randint(2, (half, outputs), generator=generator)
@@ -61,20 +61,20 @@ class LinearRegression:
         return cls(inputs, inputs @ truth + residuals)
 
     def model(self) -> nn.Linear:
-        """A linear layer for it."""
+        """Make a linear layer for the problem."""
         return nn.Linear(self.inputs.shape[1], self.targets.shape[1], bias=False)
 
     def likelihood(self) -> GaussianNoise:
-        """Its noise."""
+        """Return the noise of the problem."""
         return GaussianNoise(std=1.0)
 
     def precision(self, prior_precision: float, temperature: float = 1.0) -> Tensor:
-        """P, in float64."""
+        """Compute P, in float64."""
         x = self.inputs.double()
         return x.T @ x / temperature + prior_precision * torch.eye(x.shape[1], dtype=x.dtype)
 
     def mean(self, prior_precision: float, temperature: float = 1.0) -> Tensor:
-        """The posterior mean of one output's weights (they are the same for all)."""
+        """Compute the posterior mean of one output's weights, which is the same for all outputs."""
         x, y = self.inputs.double(), self.targets.double()[:, :1]
         rhs = x.T @ y / temperature
         mean: Tensor = torch.linalg.solve(self.precision(prior_precision, temperature), rhs)

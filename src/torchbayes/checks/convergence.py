@@ -1,4 +1,4 @@
-"""R-hat and effective sample size by ArviZ, whichever of its two data types it has.
+"""R-hat and effective sample size by ArviZ, with either of its two data types.
 
 A. Vehtari et al., Rank-normalization, folding, and localization: an improved R-hat for assessing convergence
 of MCMC, Bayesian Analysis 2021. R-hat is the larger of the rank-normalised split one and its folded form;
@@ -18,7 +18,7 @@ import numpy.typing as npt
 __all__ = ["by_chain", "ess", "rhat", "to_arviz"]
 
 Array = npt.NDArray[np.float64]
-_FEWEST = 4  # draws of a chain: it is split in two, and a half of one draw has no variance
+_FEWEST = 4  # draws per chain: it is split in two, and a half of one draw has no variance
 
 
 def _arviz() -> ModuleType:
@@ -36,12 +36,11 @@ def _arviz() -> ModuleType:
 
 
 def by_chain(values: npt.ArrayLike, chains: Sequence[int]) -> Array:
-    """Sort the values of draws into chains of one length: (draws, …) becomes (chains, draws, …).
+    """Group the values of draws by chain, cut to one length: (draws, …) becomes (chains, draws, …).
 
     Args:
-        values: One entry a draw.
-        chains: The chain that each draw is of, such as `Samples.chains`. The last draws of longer chains
-            are left out.
+        values: One entry per draw.
+        chains: Chain of each draw, such as `Samples.chains`. The last draws of longer chains are left out.
 
     Example:
         >>> by_chain([1, 2, 3, 4, 5], [0, 0, 1, 1, 1]).tolist()
@@ -50,7 +49,7 @@ def by_chain(values: npt.ArrayLike, chains: Sequence[int]) -> Array:
     array, numbers = np.asarray(values, dtype=np.float64), np.asarray(chains)
     if len(array) != len(numbers):
         raise ValueError(
-            f"there are {len(array)} values but {len(numbers)} chain numbers: give one a draw"
+            f"there are {len(array)} values but {len(numbers)} chain numbers: give one per draw"
         )
     parts = [array[numbers == number] for number in dict.fromkeys(numbers.tolist())]
     shortest = min(map(len, parts))
@@ -58,7 +57,7 @@ def by_chain(values: npt.ArrayLike, chains: Sequence[int]) -> Array:
 
 
 def to_arviz(**quantities: npt.ArrayLike) -> Any:
-    """Arrays (chains, draws, …) as ArviZ's data: an `InferenceData` in 0.x, a `DataTree` in 1.x.
+    """Convert arrays (chains, draws, …) to ArviZ's data: `InferenceData` in 0.x, `DataTree` in 1.x.
 
     Args:
         **quantities: Named arrays; they become the group `posterior`.
@@ -66,7 +65,7 @@ def to_arviz(**quantities: npt.ArrayLike) -> Any:
     arviz = _arviz()
     named = {name: np.asarray(value) for name, value in quantities.items()}
     with warnings.catch_warnings():
-        # ArviZ warns where there are more chains than draws, in case axes were confused; here they are not.
+        # ArviZ warns if there are more chains than draws, in case the axes were swapped; here they are not.
         warnings.simplefilter("ignore", UserWarning)
         if int(arviz.__version__.partition(".")[0]) < 1:
             return arviz.from_dict(posterior=named)
@@ -83,34 +82,34 @@ def _checked(values: npt.ArrayLike, chains: int, what: str) -> Array:
         )
     if array.shape[1] < _FEWEST:
         raise ValueError(
-            f"{what} needs at least {_FEWEST} draws of a chain and there are {array.shape[1]}: keep more "
+            f"{what} needs at least {_FEWEST} draws per chain and there are {array.shape[1]}: keep more "
             "samples"
         )
     return array
 
 
 def rhat(values: npt.ArrayLike) -> Array:
-    """R-hat of every quantity: near 1 if chains agree; above 1.01 they do not yet.
+    """Compute R-hat of every quantity: near 1 if the chains agree; above 1.01 they do not yet.
 
     Args:
         values: (chains, draws, …), at least 2 chains of 4 draws.
 
     Returns:
-        An array of the shape that is left, NaN for a quantity that never changes.
+        An array of the remaining shape, NaN for a quantity that never changes.
 
     Raises:
-        ValueError: If there are fewer than 2 chains, or draws too few.
+        ValueError: If there are fewer than 2 chains or too few draws.
     """
     array = _checked(values, 2, "R-hat")
-    with np.errstate(invalid="ignore", divide="ignore"):  # of what never changes
+    with np.errstate(invalid="ignore", divide="ignore"):  # of constant quantities
         return np.asarray(_arviz().rhat(to_arviz(x=array), method="rank")["x"].values)
 
 
 def ess(values: npt.ArrayLike) -> Array:
-    """How many independent draws the chains are worth for the mean of every quantity (bulk ESS).
+    """Compute the bulk effective sample size of every quantity.
 
     Args:
-        values: (chains, draws, …), at least 4 draws of a chain.
+        values: (chains, draws, …), at least 4 draws per chain.
     """
     array = _checked(values, 1, "an effective sample size")
     with np.errstate(invalid="ignore", divide="ignore"):

@@ -1,4 +1,4 @@
-"""A sampler's chains looked at as a whole."""
+"""Diagnosis of a sampler's chains."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ __all__ = ["Diagnosis", "Quantity", "diagnose", "log_posterior", "predictions"]
 
 @dataclass(frozen=True)
 class Quantity:
-    """R-hat and effective sample size of one or many numbers that chains were followed by.
+    """R-hat and effective sample size of one or more quantities.
 
     Attributes:
-        rhat: One for each number, or None with a single chain.
-        ess: One for each number.
+        rhat: R-hat of each quantity, or None for a single chain.
+        ess: Effective sample size of each quantity.
     """
 
     rhat: Array | None
@@ -33,19 +33,19 @@ class Quantity:
 
     @classmethod
     def of(cls, values: Array) -> Quantity:
-        """Of (chains, draws, …)."""
+        """Compute both from values (chains, draws, …)."""
         return cls(rhat(values) if len(values) > 1 else None, ess(values))
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What `diagnose` found.
+    """Result of `diagnose`.
 
     Attributes:
-        chains: The number of chains.
-        draws: The draws of each.
-        predictions: Of the predicted probabilities (or means) of the inputs.
-        log_posterior: Of the log-posterior density, if there was data to compute it from.
+        chains: Number of chains.
+        draws: Draws per chain.
+        predictions: Convergence of the predicted probabilities (or means).
+        log_posterior: Convergence of the log-posterior density, if it was given.
     """
 
     chains: int
@@ -57,13 +57,13 @@ class Diagnosis:
 def predictions(
     model: nn.Module, samples: Samples, inputs: Any, likelihood: Likelihood | None = None
 ) -> Array:
-    """What every draw predicts: (chains, draws, examples, classes or targets).
+    """Compute the predictions of every draw: (chains, draws, examples, classes or targets).
 
     Args:
-        model: The network.
-        samples: Its states.
-        inputs: As for `torchbayes.predictive`.
-        likelihood: What the outputs mean; class logits if not given.
+        model: Network.
+        samples: Draws of its weights.
+        inputs: Inputs for `torchbayes.predictive`.
+        likelihood: Likelihood of the outputs; categorical by default.
     """
     rows: list[Tensor] = []
     for weights in samples:
@@ -85,17 +85,17 @@ def log_posterior(
     train_size: int,
     temperature: float = 1.0,
 ) -> Array:
-    """The log-posterior of every draw, up to a constant: (chains, draws).
+    """Compute the log-posterior of every draw, up to a constant: (chains, draws).
 
     Args:
-        model: The network.
-        samples: Its states.
-        inputs: Training inputs, all or some: the same for all draws, so that they can be compared.
+        model: Network.
+        samples: Draws of its weights.
+        inputs: Training inputs, all or some; the same for all draws, so that they can be compared.
         targets: Their targets.
-        prior: The prior that was sampled under.
-        likelihood: What the outputs mean; class logits if not given.
-        train_size: The number of training examples, to which the mean over the given ones is scaled.
-        temperature: The temperature that was sampled at.
+        prior: Prior of the chains.
+        likelihood: Likelihood of the outputs; categorical by default.
+        train_size: Number of training examples, to which the mean over the given ones is scaled.
+        temperature: Temperature of the chains.
     """
     noise = Categorical() if likelihood is None else likelihood
     trainable = {name for name, p in model.named_parameters() if p.requires_grad}
@@ -125,14 +125,14 @@ def diagnose(
     likelihood: Likelihood | None = None,
     log_posteriors: Array | None = None,
 ) -> Diagnosis:
-    """R-hat and effective sample size of a sampler's predictions and of its log-posterior.
+    """Compute R-hat and effective sample size of a sampler's predictions and of its log-posterior.
 
     Args:
-        model: The network.
-        samples: Its states, of one or several chains.
-        inputs: What to predict: a few hundred inputs are enough.
-        likelihood: What the outputs mean; class logits if not given.
-        log_posteriors: From `log_posterior`, if it is of interest.
+        model: Network.
+        samples: Draws of its weights, from one or more chains.
+        inputs: Inputs to predict; a few hundred are enough.
+        likelihood: Likelihood of the outputs; categorical by default.
+        log_posteriors: Result of `log_posterior`, if it is to be diagnosed too.
 
     Raises:
         ImportError: If ArviZ is not installed.

@@ -1,7 +1,7 @@
-"""A small network's predictions beside those of the No-U-Turn Sampler, the reference for its posterior.
+"""Compare a small network's predictions with those of the No-U-Turn Sampler, the reference posterior.
 
-Hoffman and Gelman, "The No-U-Turn Sampler", JMLR 2014, as Pyro has it (extra `nuts`). The two figures are
-those of Izmailov et al., "What are Bayesian neural network posteriors really like?", ICML 2021, section 4:
+Hoffman and Gelman, "The No-U-Turn Sampler", JMLR 2014, by Pyro (extra `nuts`). The two figures are those
+of Izmailov et al., "What are Bayesian neural network posteriors really like?", ICML 2021, section 4:
 the share of examples on which both predict the same class, and the total variation ½ Σ |p − q|.
 """
 
@@ -25,12 +25,12 @@ __all__ = ["NutsAgreement", "compare_to_nuts"]
 
 @dataclass(frozen=True)
 class NutsAgreement:
-    """How near predictions are to the reference's.
+    """Agreement of predictions with the reference's.
 
     Attributes:
-        agreement: The share of examples with the same most probable class.
-        total_variation: ½ Σ |p − q| over classes, averaged over examples: 0 is the same, 1 is nothing alike.
-        reference: NUTS's samples, a posterior like any other.
+        agreement: Share of examples with the same most probable class.
+        total_variation: ½ Σ |p − q| over classes, averaged over examples: 0 for equal predictions, at most 1.
+        reference: Samples of NUTS, a posterior like any other.
     """
 
     agreement: float
@@ -52,19 +52,19 @@ def compare_to_nuts(
 ) -> NutsAgreement:
     """Sample the exact posterior of a small network with NUTS and compare predictions with it.
 
-    Every step of it goes through all of the training data several times: for networks of up to some
-    hundred weights and data of up to some thousand examples.
+    Every step passes through all the training data several times, so this is for networks of up to a few
+    hundred weights and data sets of up to a few thousand examples.
 
     Args:
-        model: The network; its own weights are where the chain starts.
-        posterior: The posterior to be judged.
-        data: The training inputs and targets.
-        inputs: The inputs to predict.
-        prior: The prior that the posterior was trained with; N(0, 1) of every weight if not given.
-        likelihood: What the outputs mean; class logits if not given.
-        samples: The samples of NUTS, and the draws of the posterior.
-        warmup: The steps before them in which it finds its step size.
-        seed: Of both.
+        model: Network; the chain starts at its weights.
+        posterior: Posterior to assess.
+        data: Training inputs and targets.
+        inputs: Inputs to predict.
+        prior: Prior that the posterior was trained with; N(0, 1) for every weight by default.
+        likelihood: Likelihood of the outputs; categorical by default.
+        samples: Number of samples of NUTS, and of draws from the posterior.
+        warmup: Steps before them in which NUTS adapts its step size.
+        seed: Random seed.
 
     Raises:
         ImportError: If Pyro is not installed.
@@ -79,7 +79,7 @@ def compare_to_nuts(
     prior = GaussianPrior() if prior is None else prior
     likelihood = Categorical() if likelihood is None else as_likelihood(likelihood)
     x, y = data
-    # The integrator's step size is found in float64, which the network then has to take.
+    # The integrator adapts its step size in float64, so the network runs in float64 too.
     precise, x = copy.deepcopy(model).double().eval(), x.double()
     start = {name: p.detach().clone() for name, p in precise.named_parameters() if p.requires_grad}
 
@@ -90,12 +90,9 @@ def compare_to_nuts(
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         chain = MCMC(
-            NUTS(potential_fn=potential),
-            num_samples=samples,
-            warmup_steps=warmup,
-            initial_params=start,
-            disable_progbar=True,
-        )
+            NUTS(potential_fn=potential), num_samples=samples, warmup_steps=warmup,
+            initial_params=start, disable_progbar=True,
+        )  # fmt: skip
         chain.run()
         drawn = chain.get_samples()
     reference = Samples(model)
@@ -108,7 +105,7 @@ def compare_to_nuts(
         for one in (posterior, reference)
     )
     if not (isinstance(p, ClassPredictive) and isinstance(q, ClassPredictive)):
-        raise ValueError("agreement and total variation are of classes: give a classifier")
+        raise ValueError("agreement and total variation are defined for classes: give a classifier")
     return NutsAgreement(
         float((p.prediction == q.prediction).double().mean()),
         float(0.5 * (p.probs - q.probs).abs().sum(1).mean()),

@@ -1,21 +1,20 @@
-"""`verify`: a method with your settings on a conjugate model of your scale, held against the exact answer."""
+"""Check a method with your settings against the exact posterior of a conjugate model of the same size."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from torchbayes.checks.conjugate import LinearRegression
 from torchbayes.data.loader import BatchLoader
 from torchbayes.posterior import Posterior, Samples
 from torchbayes.prior import as_prior
-from torchbayes.train.failures import TrainingError
-from torchbayes.train.method import Method, Plan
+from torchbayes.train.fit import fit
+from torchbayes.train.method import Method
 from torchbayes.train.registry import METHODS, check_options, find_method, method_options
 
 __all__ = ["Verification", "verify"]
@@ -23,7 +22,7 @@ __all__ = ["Verification", "verify"]
 _WEIGHTS, _OUTPUTS = 4, 48
 _DRAWS = 400
 _UPDATES = 4000
-# A train size that is off by a factor of 1.4 changes a standard deviation by 18 %.
+# A training-set size that is wrong by a factor of 1.4 changes a standard deviation by 18 %.
 _STD_TOLERANCE, _MEAN_TOLERANCE = 1.18, 0.5
 
 
@@ -32,12 +31,12 @@ class Verification:
     """Result of `verify`.
 
     Attributes:
-        method: The method's name.
-        target: What it was held against: `posterior` or `mean field`.
-        train_size: The examples of the problem.
-        mean_error: How far the mean is from the exact one, in exact standard deviations.
-        std_ratio: The standard deviation over the exact one, root mean square over weights.
-        trusted: Whether both are as they should be.
+        method: Name of the method.
+        target: What it was compared with: `posterior` or `mean field`.
+        train_size: Number of examples of the problem.
+        mean_error: Distance of the mean from the exact one, in exact standard deviations.
+        std_ratio: Standard deviation over the exact one, root mean square over weights.
+        trusted: Whether both are within tolerance.
         verdict: The same in plain words.
     """
 
@@ -60,21 +59,21 @@ def verify(
     seed: int = 0,
     **options: Any,
 ) -> Verification:
-    """Train a method on linear regression at your scale and hold the result against the exact posterior.
+    """Train a method on a linear regression of your size and compare the result with the exact posterior.
 
-    Scale is what goes wrong most: with a mean loss, the noise of a sampler and the width of a Gaussian have
-    to be told how many examples there are. The problem has noise of standard deviation 1 and inputs of
-    about unit size, so that the loss has a curvature of about 1.
+    Scale is the most frequent mistake: with a mean loss, the noise of a sampler and the width of a Gaussian
+    depend on being told the number of examples. The problem has noise of standard deviation 1 and inputs
+    of about unit size, so that the loss has a curvature of about 1.
 
     Args:
-        method: The name of a method that is made for the posterior itself, or for the nearest Gaussian with
+        method: Name of a method that approximates the posterior itself, or the nearest Gaussian with
             independent weights.
-        train_size: The number of training examples that you have (rounded up to an even one).
-        batch_size: The examples per update.
-        epochs: How often to go through them; by default enough for 4,000 updates.
-        told_size: The number of examples that the method is told instead, to see what a wrong one does.
-        seed: The random seed.
-        **options: The method's own, as you would give them to `fit`.
+        train_size: Number of your training examples (rounded up to an even number).
+        batch_size: Examples per update.
+        epochs: Passes through the training set; by default enough for 4,000 updates.
+        told_size: Training-set size to give the method instead, to see the effect of a wrong one.
+        seed: Random seed.
+        **options: Options of the method, as for `fit`.
 
     Example:
         >>> import torchbayes as tb
@@ -88,142 +87,89 @@ def verify(
     method_class = find_method(method)
     if method_class.target is None:
         able = ", ".join(name for name, other in METHODS.items() if other.target is not None)
-        raise ValueError(f"{method!r} has no exact answer to be held against: choose one of {able}")
+        raise ValueError(f"{method!r} has no exact answer to compare with: choose one of {able}")
     check_options(method_class, options)
     for name, value in (("batch_size", batch_size), ("epochs", epochs), ("told_size", told_size)):
         if value is not None and value < 1:
             raise ValueError(f"{name} is {value}: expected a whole number of at least 1")
     size = train_size + train_size % 2
-    # A Kronecker factor ties the outputs together, so those methods get one.
+    # Kronecker factors couple the outputs, so those methods get a single one.
     problem = LinearRegression.make(
         size, _WEIGHTS, 1 if method_class.posterior_kind == "KroneckerGaussian" else _OUTPUTS, seed
     )
-    given = {
-        name: option.default for name, option in method_options(method_class).items()
-    } | options
+    given = {name: o.default for name, o in method_options(method_class).items()} | options
     precision = getattr(as_prior(given["prior"]), "scalar", None)
     if precision is None:
         raise ValueError(f"prior is {given['prior']!r}: the exact answer needs N(0, 1/precision)")
-    exact = {
-        "prior_precision": float(precision),
-        "temperature": float(given.get("temperature", 1.0)),
-    }
+    exact = (float(precision), float(given.get("temperature", 1.0)))
     loader = BatchLoader(
         problem.inputs, problem.targets, min(batch_size, size), shuffle=True, seed=seed
     )
+    if told_size is not None:
+        loader = _MisreportingLoader(loader, told_size)
     if epochs is None:
         epochs = math.ceil(_UPDATES / len(loader))
-    posterior = _train(method_class, problem, loader, epochs, told_size, seed, options)
-    return _judged(method_class, problem, posterior, exact, seed)
+    run = fit(
+        problem.model, loader, method, epochs=epochs, likelihood=problem.likelihood(), seed=seed,
+        progress=False, **options,
+    )  # fmt: skip
+    return _judged(method_class, problem, run.posterior, exact, seed)
 
 
-def _train(
-    method_class: type[Method],
-    problem: LinearRegression,
-    loader: BatchLoader,
-    epochs: int,
-    told_size: int | None,
-    seed: int,
-    options: dict[str, Any],
-) -> Posterior:
-    """`fit`'s loop in short, with a train size that may be a lie."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        model = problem.model()
-        plan = Plan(
-            train_size=loader.num_examples if told_size is None else told_size,
-            epochs=epochs,
-            steps_per_epoch=len(loader),
-            generator=torch.Generator().manual_seed(seed),
-            new_model=problem.model,
-        )
-        method = method_class(model, problem.likelihood(), plan, **options)
-        for epoch in range(method.epochs):
-            method.begin_epoch(epoch)
-            method.module.train()
-            for inputs, targets in loader.batches(epoch):
-                assert targets is not None
-                try:
-                    loss = method.step(_closure(method, inputs, targets))
-                except FloatingPointError as error:
-                    raise TrainingError(
-                        f"{error}: try a smaller lr", step=epoch, layer=""
-                    ) from error
-            if not math.isfinite(float(loss)):
-                raise TrainingError(
-                    f"the loss is not finite after epoch {epoch + 1}: try a smaller lr",
-                    step=epoch,
-                    layer="",
-                )
-            method.end_epoch(epoch, _inputs_of(loader, epoch))
-        return method.posterior()
+class _MisreportingLoader(BatchLoader):
+    """Batches of another loader, with a number of examples that may be wrong."""
 
+    def __init__(self, loader: BatchLoader, told_size: int) -> None:
+        self.loader, self.num_examples, self.batch_size = loader, told_size, loader.batch_size
 
-def _closure(method: Method, inputs: Tensor, targets: Tensor) -> Callable[[], Tensor]:
-    def closure() -> Tensor:
-        method.optimizer.zero_grad()
-        loss = method.loss(inputs, targets)
-        loss.backward()
-        return loss.detach()
+    def __len__(self) -> int:
+        return len(self.loader)
 
-    return closure
-
-
-def _inputs_of(loader: BatchLoader, epoch: int) -> Iterator[Any]:
-    for inputs, _ in loader.batches(epoch):
-        yield inputs
+    def batches(self, epoch: int, start: int = 0) -> Iterator[tuple[Any, Any]]:
+        return self.loader.batches(epoch, start)
 
 
 def _judged(
     method: type[Method],
     problem: LinearRegression,
     posterior: Posterior,
-    exact: dict[str, float],
+    exact: tuple[float, float],
     seed: int,
 ) -> Verification:
-    precision, mean = problem.precision(**exact), problem.mean(**exact)
-    target = method.target
-    assert target is not None
+    precision, mean = problem.precision(*exact), problem.mean(*exact)
+    target = str(method.target)
     variance = precision.inverse().diagonal() if target == "posterior" else 1 / precision.diagonal()
     generator = torch.Generator().manual_seed(seed)
-    rows = [draw["weight"].double() for draw in posterior.draws(_DRAWS, generator)]
-    draws = torch.stack(rows)  # (draws, outputs, weights)
-    # Chains are one long chain for each output: together they tell mean and spread. A Gaussian has a mean
-    # for each output, about which it is to spread.
+    weights = [draw["weight"] for draw in posterior.draws(_DRAWS, generator)]
+    draws = torch.stack(weights).double()  # (draws, outputs, weights)
+    # The chains of all outputs together give mean and spread. A Gaussian has a mean for each output, about
+    # which its spread is measured.
     chains = isinstance(posterior, Samples)
     own = draws.mean((0, 1), keepdim=True) if chains else posterior.mean()["weight"].double()
     off = (own - mean) / variance.sqrt()
     ratio = float(((draws - own).square().mean((0, 1)) / variance).mean().sqrt())
     mean_error = float(off.square().mean().sqrt())
     size = len(problem.inputs)
-    narrow, wide = ratio < 1 / _STD_TOLERANCE, ratio > _STD_TOLERANCE
-    lost = not mean_error <= _MEAN_TOLERANCE
-    return Verification(
-        method.name, target, size, mean_error, ratio, not (narrow or wide or lost),
-        _verdict(mean_error, ratio, lost, narrow, wide, size),
-    )  # fmt: skip
+    problems = _problems(mean_error, ratio, size)
+    verdict = "These settings can be trusted: mean and spread are those of the exact posterior."
+    if problems:
+        verdict = "Do not trust these settings: " + ", and ".join(problems) + "."
+    return Verification(method.name, target, size, mean_error, ratio, not problems, verdict)
 
 
-def _verdict(
-    mean_error: float, ratio: float, lost: bool, narrow: bool, wide: bool, size: int
-) -> str:
-    if not (lost or narrow or wide):
-        return "These settings can be trusted: mean and spread are those of the exact posterior."
-    parts = []
-    if narrow or wide:
+def _problems(mean_error: float, ratio: float, size: int) -> list[str]:
+    problems = []
+    narrow = ratio < 1 / _STD_TOLERANCE
+    if narrow or ratio > _STD_TOLERANCE:
         as_if = max(1, round(size / ratio**2)) if ratio > 0 else math.inf
-        parts.append(
+        also = "damping and temperature" if narrow else "and try a smaller lr or larger batches"
+        problems.append(
             f"the posterior is too {'narrow' if narrow else 'wide'} by a factor of "
             f"{1 / ratio if narrow and ratio > 0 else ratio:.2f}, as if there were {as_if:,} training "
-            f"examples, not {size:,}; look at train_size"
-            + (
-                ", damping and temperature"
-                if narrow
-                else ", and try a smaller lr or larger batches"
-            )
+            f"examples, not {size:,}; check train_size, {also}"
         )
-    if lost:
-        parts.append(
+    if not mean_error <= _MEAN_TOLERANCE:
+        problems.append(
             f"its mean is {mean_error:.1f} standard deviations off; train longer, or with another lr"
         )
-    return "Do not trust these settings: " + ", and ".join(parts) + "."
+    return problems

@@ -27,7 +27,7 @@ __all__ = ["app", "main"]
 app = typer.Typer(
     name="torchbayes",
     help="Networks that know what they don't know: train, evaluate and compare Bayesian networks.",
-    epilog="Start with: torchbayes compare   (every method on the embedded digits, a table and a page)",
+    epilog="Start with: torchbayes compare   (every method on the embedded digits, a table and a report)",
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
@@ -89,7 +89,7 @@ def main() -> None:
 def _exit_code(error: Exception) -> int | None:
     """Return 1 for a training failure, 2 for bad input and None for a bug."""
     if isinstance(error, RuntimeError | ConnectionError):
-        # Only here, because whoever raised one has imported torch already; a typing error has not.
+        # Imported only here: whatever raised one has imported torch already; a usage error has not.
         from torchbayes.core.distributed import LostProcessError
         from torchbayes.train.failures import TrainingError
 
@@ -99,7 +99,7 @@ def _exit_code(error: Exception) -> int | None:
 
 
 def _interrupt(end: SystemExit) -> KeyboardInterrupt | None:
-    """Return the Ctrl-C that Typer has turned into an exit code; its text is the resume hint."""
+    """Return the Ctrl-C that Typer turned into an exit code; its text is the resume hint."""
     error: BaseException | None = end
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ if error.__cause__ is not None else error.__context__

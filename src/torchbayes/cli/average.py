@@ -1,16 +1,15 @@
-"""`torchbayes average`: what averaging several draws of a run's weights is worth."""
+"""`torchbayes average`: score averages of several draws of a run's weights."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from torchbayes.cli.options import DataDir, Json, Seed, numbers
+from torchbayes.cli.output import answer, cell, table
 
 __all__ = ["average"]
 
@@ -29,10 +28,10 @@ def average(
     """Average draws of the weights and score them on the test set, batch norm re-estimated for each.
 
     *branching* averages the outputs of N networks, *parallelizing* those of N copies of every residual
-    block; *widening* has N times the channels in every block. A run with fewer members, such as an
-    ensemble of four or a single network, is averaged as far as it goes.
+    block; *widening* builds every block with N times the channels. A run with fewer members than asked for,
+    such as an ensemble of four or a single network, is averaged as far as possible.
 
-    Writes average-HOW.json to every run folder, with how often four networks err together (quadruple
+    Writes average-HOW.json to every run folder, with how often four networks are wrong together (quadruple
     faults) and how weights correlate within and between blocks, and weights.png if the posterior is random.
 
     Example: `torchbayes average comparison/runs/* --times 1,4,16 --out average.json`
@@ -40,48 +39,40 @@ def average(
     counts = sorted(set(numbers(times, int, "times", "whole numbers such as 1,4,16")))
     if counts[0] < 1:
         raise ValueError(f"times is {times!r}: expected whole numbers such as 1,4,16")
-    from torchbayes.core.storage import write_text
+    from torchbayes.core.storage import write_json
     from torchbayes.experiments.average_run import averaged
 
     results = [averaged(run, how, counts, seed, data_dir) for run in runs]
     if out is not None:
-        write_text(out, json.dumps(results, indent=2) + "\n")
-    if as_json:
-        typer.echo(json.dumps(results))
-        return
-    _show(results, how)
+        write_json(out, results)
+    answer(results, as_json, *_tables(results, how))
 
 
-def _show(results: list[dict[str, Any]], how: str) -> None:
-    table = Table(title=f"{how}: medians over groups of draws", title_justify="left")
-    for column in ("run", "×", "error", "NLL", "ECE", "error ¹", "NLL ¹", "ECE ¹"):
-        table.add_column(column, justify="left" if column == "run" else "right", no_wrap=True)
-    for result in results:
-        for row in result["rows"]:
-            table.add_row(
-                result["run"],
-                str(row["times"]),
-                *(
-                    f"{row[prefix + name]:{form}}"
-                    for prefix in ("", "probabilities_")
-                    for name, form in (("error", ".2%"), ("nll", ".4f"), ("ece", ".4f"))
-                ),
-            )
-    console = Console()
-    console.print(table)
-    console.print("¹ probabilities averaged instead of logits")
-    shapes = Table(
-        title="misclassified by 0 … 4 of four networks; correlations of weights in and between blocks",
-        title_justify="left",
+def _tables(results: list[dict[str, Any]], how: str) -> list[Table | str]:
+    scores = table(
+        f"{how}: medians over groups of draws",
+        ("run", "×", "error", "NLL", "ECE", "error ¹", "NLL ¹", "ECE ¹"),
+        (
+            [result["run"], str(row["times"])]
+            + [
+                format(row[prefix + name], style)
+                for prefix in ("", "probabilities_")
+                for name, style in (("error", ".2%"), ("nll", ".4f"), ("ece", ".4f"))
+            ]
+            for result in results
+            for row in result["rows"]
+        ),
     )
-    for column in ("run", "0", "1", "2", "3", "4", "|r| within", "between"):
-        shapes.add_column(column, justify="left" if column == "run" else "right", no_wrap=True)
-    for result in results:
-        faults = [f"{count:.0f}" for count in result.get("quadruple_faults", [])]
-        r = result.get("correlations", {})
-        both = [r.get("within"), r.get("between")]
-        shown = ["–" if value is None else f"{value:.3f}" for value in both]
-        if faults or r:
-            shapes.add_row(result["run"], *(faults if faults else ["–"] * 5), *shown)
-    if shapes.row_count:
-        console.print(shapes)
+    shapes = table(
+        "misclassified by 0 … 4 of four networks; correlations of weights in and between blocks",
+        ("run", "0", "1", "2", "3", "4", "|r| within", "between"),
+        (
+            [result["run"]]
+            + [cell(count, ".0f") for count in result.get("quadruple_faults", [None] * 5)]
+            + [cell(result.get("correlations", {}).get(n), ".3f") for n in ("within", "between")]
+            for result in results
+            if "quadruple_faults" in result or "correlations" in result
+        ),
+    )
+    note = "¹ probabilities averaged instead of logits"
+    return [scores, note, shapes] if shapes.row_count else [scores, note]

@@ -1,15 +1,13 @@
-"""`torchbayes calibrate`: temperature, prediction sets and abstention of a finished run."""
+"""`torchbayes calibrate`: temperature, prediction sets and abstention for a finished run."""
 
 from __future__ import annotations
 
-import json
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from torchbayes.cli.options import DataDir, Json, RunFolder, RunSamples, numbers
+from torchbayes.cli.output import answer, cell, table
 
 __all__ = ["calibrate"]
 
@@ -19,19 +17,19 @@ def calibrate(
     coverages: Annotated[
         str,
         typer.Option(
-            help="How often a prediction set shall contain the true class, comma-separated."
+            help="Comma-separated shares of prediction sets that should contain the true class."
         ),
     ] = "0.8,0.9,0.95",
     risks: Annotated[
-        str, typer.Option(help="The share of answers that may be wrong, comma-separated.")
+        str, typer.Option(help="Comma-separated shares of answers that may be wrong.")
     ] = "0.01,0.02,0.05",
     samples: RunSamples = None,
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
-    """Fit a temperature, prediction sets and abstention to a finished run, so that they keep their word.
+    """Calibrate a run: temperature, conformal prediction sets, abstention.
 
-    Fits on the run's validation split, or on half of its test split if it has none (and scores on the
+    Fits on the run's validation split, or, if it has none, on half of its test split (and scores on the
     other half). Writes calibration.json to the run folder.
     """
     from torchbayes.experiments import calibrate as calibrating
@@ -44,44 +42,38 @@ def calibrate(
         risks=numbers(risks, float, "risks", expected),
         samples=samples,
     )
-    if as_json:
-        typer.echo(json.dumps(result))
-        return
-    console = Console()
-    console.print(
-        f"fitted on {result['fitted_on']} ({result['fitted']:,} examples), "
-        f"scored on {result['scored_on']} ({result['scored']:,})"
-    )
-    for table in _tables(result):
-        console.print(table)
-
-
-def _tables(result: dict[str, Any]) -> list[Table]:
     scale = result["temperature"]
-    first = Table(title=f"temperature {scale['value']:.3f}", title_justify="left")
-    for column in ("", "accuracy", "NLL", "ECE"):
-        first.add_column(column, justify="right")
-    for when in ("before", "after"):
-        first.add_row(when, *(f"{scale[when][key]:.4f}" for key in ("accuracy", "nll", "ece")))
-    second = Table(title="prediction sets", title_justify="left")
-    for column in ("asked for", "covered", "classes per set", "empty"):
-        second.add_column(column, justify="right")
-    for row in result["conformal"]:
-        second.add_row(
-            f"{row['target']:.1%}",
-            f"{row['coverage']:.1%}",
-            f"{row['mean_size']:.2f}",
-            f"{row['empty']:.1%}",
-        )
-    third = Table(title="abstention", title_justify="left")
-    for column in ("risk asked for", "risk", "answered", "if surer than"):
-        third.add_column(column, justify="right")
-    for row in result["abstention"]:
-        risk, threshold = row["risk"], row["threshold"]
-        third.add_row(
-            f"{row['target']:.1%}",
-            "–" if risk is None else f"{risk:.2%}",
-            f"{row['coverage']:.1%}",
-            "–" if threshold is None else f"{threshold:.4f}",
-        )
-    return [first, second, third]
+    answer(
+        result,
+        as_json,
+        f"fitted on {result['fitted_on']} ({result['fitted']:,} examples), "
+        f"scored on {result['scored_on']} ({result['scored']:,})",
+        table(
+            f"temperature {scale['value']:.3f}",
+            ("", "accuracy", "NLL", "ECE"),
+            (
+                [when, *(f"{scale[when][key]:.4f}" for key in ("accuracy", "nll", "ece"))]
+                for when in ("before", "after")
+            ),
+        ),
+        table(
+            "prediction sets",
+            ("target", "covered", "classes per set", "empty"),
+            (
+                [f"{row['target']:.1%}", f"{row['coverage']:.1%}", f"{row['mean_size']:.2f}",
+                 f"{row['empty']:.1%}"]
+                for row in result["conformal"]
+            ),
+            left=0,
+        ),
+        table(
+            "abstention",
+            ("target risk", "risk", "answered", "if confidence exceeds"),
+            (
+                [f"{row['target']:.1%}", cell(row["risk"], ".2%"), f"{row['coverage']:.1%}",
+                 cell(row["threshold"], ".4f")]
+                for row in result["abstention"]
+            ),
+            left=0,
+        ),
+    )  # fmt: skip

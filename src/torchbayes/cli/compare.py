@@ -1,4 +1,4 @@
-"""`torchbayes compare` and `report`: several methods beside each other."""
+"""`torchbayes compare` and `report`: compare several methods."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from torchbayes.cli import options as opt
+from torchbayes.cli.output import answer, table
 
 if TYPE_CHECKING:
-    from torchbayes.experiments.compare import Comparison
+    from torchbayes.experiments.compare import Comparison, Job
 
 __all__ = ["compare", "report", "run_plan", "show_results"]
 
@@ -61,7 +60,7 @@ def compare(
         bool | None,
         typer.Option(
             "--corruptions/--no-corruptions",
-            help="Also score noisy, blurred and otherwise damaged test images.",
+            help="Also score noisy, blurred and otherwise corrupted test images.",
             show_default="in the demo only",
         ),
     ] = None,
@@ -70,10 +69,10 @@ def compare(
     data_dir: opt.DataDir = None,
     as_json: opt.Json = False,
 ) -> None:
-    """Train several methods at the same budget, score them and write a page to read.
+    """Train several methods at the same budget, score them and write an HTML report.
 
     Without --data, --model and --recipe this is the demo: the embedded digits with the settings of
-    recipe demo/digits (40 epochs, damaged images too), in a few minutes. Otherwise the defaults below apply.
+    recipe demo/digits (40 epochs, corrupted images too), in a few minutes. Else the defaults below apply.
 
     Writes results.json, report.html, table.md and table.tex to --out.
     Stop with Ctrl-C and continue with `--resume`.
@@ -84,7 +83,7 @@ def compare(
     from torchbayes.train.registry import METHODS
 
     demo = recipe is None and data is None and model is None
-    # A recipe compares the methods it names; the demo and a comparison without one, every method there is.
+    # A recipe compares the methods that it names; the demo and a comparison without a recipe, all methods.
     every = recipe is None
     recipe = find_recipe("demo/digits") if demo else recipe
     flags = {
@@ -122,21 +121,29 @@ def compare(
 
 
 def run_plan(plan: Comparison) -> Path:
-    """Do what is left of a plan with one display for all of it, and write the page."""
+    """Complete a plan under one progress display, and write the report."""
     from torchbayes.cli.plan import PlanDisplay
     from torchbayes.report import write_report
 
-    display = PlanDisplay(plan.jobs)
+    display = PlanDisplay([job.row.name for job in plan.jobs])
     try:
         with display.bars:
-            plan.run(display.of, display.finished)
+            plan.run(
+                display.of, lambda n, scores: display.finished(n, _result(plan.jobs[n], scores))
+            )
     except KeyboardInterrupt:
         if any(job.scores for job in plan.jobs):
-            write_report(plan.out)  # what there is so far can be read
+            write_report(plan.out)  # of the results so far
         raise
     if plan.failed and not any(job.scores for job in plan.jobs):
         raise ValueError(f"no method could be trained: {next(iter(plan.failed.values()))}")
     return write_report(plan.out)
+
+
+def _result(job: Job, scores: dict[str, Any]) -> str:
+    shown = {"accuracy": "accuracy {:.2%}", "rmse": "RMSE {:.3f}", "nll": "NLL {:.4f}"}
+    parts = [text.format(scores[key]) for key, text in shown.items() if scores.get(key) is not None]
+    return f"(seed {job.experiment.seed}): {', '.join(parts)}"
 
 
 def _names(text: str, rows: Mapping[str, Any]) -> list[str]:
@@ -157,36 +164,33 @@ def report(
     out: Annotated[Path, typer.Argument(help="Folder of a comparison or of one finished run.")],
     as_json: opt.Json = False,
 ) -> None:
-    """Write report.html, table.md and table.tex again from the results of a comparison or of one run."""
+    """Rewrite report.html, table.md and table.tex from the results of a comparison or of one run."""
     from torchbayes.report import write_report
 
     page = write_report(out)
     if (out / "results.json").exists():
         show_results(out, page, as_json)
     else:
-        typer.echo(json.dumps({"page": str(page)}) if as_json else f"page: {page}")
+        answer({"page": str(page)}, as_json, f"page: {page}")
 
 
 def show_results(out: Path, page: Path, as_json: bool) -> None:
     """Print a comparison's table, or its results.json."""
     results = json.loads((out / "results.json").read_text(encoding="utf-8"))
-    if as_json:
-        typer.echo(json.dumps(results))
-        return
     rows: dict[str, dict[str, Any]] = results["methods"]
-    table = Table(title=f"{results['model']} on {results['data']}", title_justify="left")
-    table.add_column("method", style="bold", no_wrap=True)
     shown = [key for key in _COLUMNS if any(row.get(key) is not None for row in rows.values())]
-    for key in shown:
-        table.add_column(_COLUMNS[key][0], justify="right")
-    for name, row in rows.items():
-        table.add_row(name, *(_cell(key, row, rows) for key in shown))
-    console = Console()
-    console.print(table)
-    for name, reason in results["failed"].items():
-        console.print(f"[bold]{name}[/bold] failed: {reason}")
-    console.print(
-        f"out of distribution: {results['ood']}   results: {out / 'results.json'}   page: {page}"
+    compared = table(
+        f"{results['model']} on {results['data']}",
+        ["method", *(_COLUMNS[key][0] for key in shown)],
+        ([name, *(_cell(key, row, rows) for key in shown)] for name, row in rows.items()),
+    )
+    compared.columns[0].style, compared.columns[0].no_wrap = "bold", True
+    answer(
+        results,
+        as_json,
+        compared,
+        *(f"[bold]{name}[/bold] failed: {why}" for name, why in results["failed"].items()),
+        f"out of distribution: {results['ood']}   results: {out / 'results.json'}   page: {page}",
     )
 
 

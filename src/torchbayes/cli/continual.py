@@ -1,4 +1,4 @@
-"""`torchbayes continual`: tasks one after the other, against plain fine-tuning."""
+"""`torchbayes continual`: learn a sequence of tasks, against plain fine-tuning."""
 
 from __future__ import annotations
 
@@ -9,57 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich import progress as bars
-from rich.console import Console
-from rich.table import Table
 
 from torchbayes.cli.options import DataDir, Json, Seed, Set, method_pairs, numbers
-from torchbayes.train.progress import Progress
+from torchbayes.cli.output import answer, table
 
 if TYPE_CHECKING:
     from torchbayes.applications.continual import TaskScores
+    from torchbayes.train.progress import Progress
 
 __all__ = ["continual"]
 
 _FINE_TUNING = "mle"
-
-
-class _Bars:
-    """One bar for all tasks of all methods and one for the task in hand."""
-
-    def __init__(self, runs: int) -> None:
-        self.bars = bars.Progress(
-            bars.TextColumn("[bold]{task.description}"),
-            bars.BarColumn(bar_width=None),
-            bars.TaskProgressColumn(),
-            bars.TextColumn("{task.fields[note]}"),
-            bars.TimeElapsedColumn(),
-            bars.TextColumn("left"),
-            bars.TimeRemainingColumn(),
-            console=Console(stderr=True),
-            refresh_per_second=5,
-        )
-        self.all = self.bars.add_task("all", total=runs, note=f"{runs} tasks to learn")
-        self.one = self.bars.add_task("", total=1, note="", visible=False)
-
-
-class _TaskBar(Progress):
-    """Shows the training on one task."""
-
-    def __init__(self, display: _Bars, before: int, title: str) -> None:
-        self._display, self._before, self._title = display, before, title
-
-    def start(self, name: str, total: int, done: int) -> None:
-        self._total, self._done = max(1, total), done
-        self._display.bars.reset(
-            self._display.one, description=self._title, total=total, completed=done, visible=True
-        )
-
-    def advance(self, loss: float) -> None:
-        self._done += 1
-        shown = self._display.bars
-        shown.update(self._display.one, completed=self._done, note=f"loss {loss:.4f}")
-        shown.update(self._display.all, completed=self._before + self._done / self._total)
 
 
 def continual(
@@ -84,15 +44,16 @@ def continual(
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
-    """Learn tasks one after the other, each posterior the next one's prior, and compare with fine-tuning.
+    """Learn tasks in sequence, each posterior the prior of the next task, and compare with fine-tuning.
 
     Writes continual.json and continual.md to --out after every task. Fine-tuning trains the same network by
-    maximum likelihood, task after task. Methods have settings of their own for this; `--set` overrides them.
+    maximum likelihood, task after task. Some methods have special settings; `--set` overrides them.
     """
     import torch
 
     from torchbayes.applications.continual import SETTINGS, can_remember, learn_tasks
     from torchbayes.applications.tasks import permuted_tasks, split_tasks
+    from torchbayes.cli.plan import PlanDisplay
     from torchbayes.data import load_data
     from torchbayes.models import build_model
     from torchbayes.train.registry import METHODS
@@ -119,25 +80,30 @@ def continual(
         "samples": samples, "seed": seed, "command": shlex.join(["torchbayes", *sys.argv[1:]]),
     }  # fmt: skip
     results: dict[str, TaskScores] = {}
-    display = _Bars(len(plan) * len(settings))
+    display = PlanDisplay([name for name in settings for _ in plan])
     with display.bars:
-        for place, (name, options) in enumerate(settings.items()):
+        for first, (name, options) in zip(
+            range(0, 2 * len(plan), len(plan)), settings.items(), strict=True
+        ):
             torch.manual_seed(seed)
             model = build_model(
                 "mlp", input_shape=loaded.shape, num_classes=loaded.num_classes, hidden=widths
             )
 
-            def bar(number: int, name: str = name, place: int = place) -> Progress:
-                title = f"{name}, task {number + 1}"
-                return _TaskBar(display, place * len(plan) + number, title)
-
-            def keep(scores: TaskScores, name: str = name) -> None:
+            def keep(scores: TaskScores, name: str = name, first: int = first) -> None:
                 results[name] = scores
                 _write(out, about, results, settings)
+                learned = len(scores.accuracy)
+                mean = f"task {learned}: mean accuracy {scores.mean[-1]:.2%} on the tasks so far"
+                display.finished(first + learned - 1, mean)
+
+            def shown(number: int, first: int = first) -> Progress:
+                return display.of(first + number)
 
             learn_tasks(
-                model, plan, name, epochs=epochs, batch_size=batch_size, samples=samples,
-                seed=seed, progress=bar, after_task=keep, **options,
+                model, plan, name, epochs=epochs, batch_size=batch_size, samples=samples, seed=seed,
+                progress=shown, after_task=keep,
+                **options,
             )  # fmt: skip
     _show(out, results, as_json)
 
@@ -149,7 +115,7 @@ def _write(
     settings: dict[str, dict[str, Any]],
 ) -> None:
     from torchbayes.applications.continual import markdown_table
-    from torchbayes.core.storage import write_text
+    from torchbayes.core.storage import write_json, write_text
 
     methods = {
         name: {
@@ -159,28 +125,24 @@ def _write(
         for name, scores in results.items()
     }  # fmt: skip
     names = next(iter(results.values())).tasks
-    whole = {**about, "names": names, "methods": methods}
-    write_text(out / "continual.json", json.dumps(whole, indent=2) + "\n")
+    write_json(out / "continual.json", {**about, "names": names, "methods": methods})
     heading = f"Test accuracy in % after each task: {about['tasks']} {about['data']}\n\n"
     write_text(out / "continual.md", heading + markdown_table(results))
 
 
 def _show(out: Path, results: dict[str, TaskScores], as_json: bool) -> None:
-    if as_json:
-        typer.echo((out / "continual.json").read_text(encoding="utf-8").strip())
-        return
     names = next(iter(results.values())).tasks
     # A row for each task: ten columns would not fit on an ordinary terminal.
-    table = Table(title="test accuracy at the end, %", title_justify="left")
-    table.add_column("task", style="bold", no_wrap=True)
-    columns = []
-    for method, scores in results.items():
-        title = "fine-tuning" if method == _FINE_TUNING else method
-        table.add_column(title, justify="right", no_wrap=True)
-        columns.append([*scores.accuracy[-1], scores.mean[-1], scores.forgotten])
-    for name, *values in zip([*names, "mean", "forgotten"], *columns, strict=True):
-        cells = [name, *(f"{100 * value:.1f}" for value in values)]
-        table.add_row(*cells, end_section=name == names[-1])
-    console = Console()
-    console.print(table)
-    console.print(f"after every task: {out / 'continual.md'}   results: {out / 'continual.json'}")
+    columns = [[*s.accuracy[-1], s.mean[-1], s.forgotten] for s in results.values()]
+    shown = table(
+        "final test accuracy, %",
+        ["task", *("fine-tuning" if name == _FINE_TUNING else name for name in results)],
+        (
+            [name, *(f"{100 * value:.1f}" for value in values)]
+            for name, *values in zip([*names, "mean", "forgotten"], *columns, strict=True)
+        ),
+    )
+    shown.rows[len(names) - 1].end_section = True
+    where = f"after every task: {out / 'continual.md'}   results: {out / 'continual.json'}"
+    whole = json.loads((out / "continual.json").read_text(encoding="utf-8")) if as_json else None
+    answer(whole, as_json, shown, where)

@@ -1,22 +1,17 @@
-"""`torchbayes diagnose`: whether a sampler's chains have met."""
+"""`torchbayes diagnose`: whether a sampler's chains agree."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from torchbayes.cli.options import DataDir, Json
+from torchbayes.cli.output import answer, cell, table
 
 __all__ = ["diagnose"]
-
-_ONE_CHAIN = (
-    "R-hat needs at least 2 chains and this run has 1: train with --set chains=4, or under torchrun"
-)
 
 
 def diagnose(
@@ -38,37 +33,32 @@ def diagnose(
     from torchbayes.experiments.diagnose_run import diagnosis_of
 
     found = diagnosis_of(run, inputs, data_dir)
-    if as_json:
-        typer.echo(json.dumps(found))
-        return
-    console = Console()
-    table = Table(
-        title=f"{run}: {found['chains']} chains of {found['draws']} draws", title_justify="left"
-    )
-    for column in ("of", "R-hat median", "R-hat worst", "ESS median", "ESS least"):
-        table.add_column(column, justify="left" if column == "of" else "right")
-    for name in ("predictions", "log_posterior"):
-        row = found[name]
-        table.add_row(
-            name.replace("_", "-"),
-            *(_shown(row[key], 3) for key in ("rhat_median", "rhat_worst")),
-            *(_shown(row[key], 1) for key in ("ess_median", "ess_least")),
+    parts: list[Table | str] = [
+        table(
+            f"{run}: {found['chains']} chains of {found['draws']} draws",
+            ("of", "R-hat median", "R-hat worst", "ESS median", "ESS least"),
+            (
+                [name.replace("_", "-")]
+                + [cell(found[name][key], ".3f") for key in ("rhat_median", "rhat_worst")]
+                + [cell(found[name][key], ".1f") for key in ("ess_median", "ess_least")]
+                for name in ("predictions", "log_posterior")
+            ),
         )
-    console.print(table)
+    ]
     if found["chains"] < 2:
-        console.print(_ONE_CHAIN, soft_wrap=True)
-    if found["layers"]:
-        layers = Table(title="second half of the chains, by layer", title_justify="left")
-        columns = list(next(iter(found["layers"].values())))
-        for column in ("layer", *(c.replace("_", " ") for c in columns)):
-            layers.add_column(column, justify="left" if column == "layer" else "right")
-        for layer, values in found["layers"].items():
-            layers.add_row(layer or "(the network)", *(f"{values[c]:.4g}" for c in columns))
-        console.print(layers)
-        console.print(f"traces: {run / 'traces.png'}")
+        parts.append(
+            "R-hat needs at least 2 chains and this run has 1: train with --set chains=4, or under torchrun"
+        )
+    layers = found["layers"]
+    if layers:
+        columns = list(next(iter(layers.values())))
+        rows = (
+            [layer or "(the network)", *(f"{values[c]:.4g}" for c in columns)]
+            for layer, values in layers.items()
+        )
+        headings = ["layer", *(c.replace("_", " ") for c in columns)]
+        parts.append(table("second half of the chains, by layer", headings, rows))
+        parts.append(f"traces: {run / 'traces.png'}")
     else:
-        console.print("this run has no traces: it was trained before they were kept")
-
-
-def _shown(value: float | None, digits: int) -> str:
-    return "–" if value is None else f"{value:.{digits}f}"
+        parts.append("this run has no traces: it was trained before they were recorded")
+    answer(found, as_json, *parts)

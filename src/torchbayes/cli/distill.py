@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import dataclasses
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from torchbayes.cli.options import DataDir, Json, RunSamples, Seed
+from torchbayes.cli.output import answer, table
 
 __all__ = ["distill"]
 
@@ -38,24 +37,54 @@ def distill(
 
     Writes the run folder RUN/student and RUN/distill.json.
     """
-    from torchbayes.experiments.distill_run import distillation_rows
+    import torch
 
-    rows = distillation_rows(
-        run, model, data_dir,
-        epochs=epochs, lr=lr, copies=copies, noise_std=noise_std, samples=samples, seed=seed,
-        resume=resume, progress=not as_json,
+    from torchbayes import applications
+    from torchbayes.core.storage import write_json
+    from torchbayes.data import make_loader
+    from torchbayes.experiments.trained_run import TrainedRun
+    from torchbayes.metrics.scores import probability_scores
+    from torchbayes.predict.results import ClassPredictive
+
+    trained = TrainedRun(run, data_dir)
+    trained.require_classes("only classifiers can be distilled")
+    data, experiment = trained.data, trained.experiment
+    if model is not None:
+        experiment = dataclasses.replace(experiment, model=model, model_options={})
+    draws = experiment.samples if samples is None else samples
+    inputs = torch.cat([batch[0] for batch in make_loader(data, data.train, 1000).batches(0)])
+    student = applications.distill(
+        experiment.model_factory(data), trained.model, trained.posterior(), inputs,
+        samples=draws, copies=copies, noise_std=noise_std, epochs=epochs, lr=lr, seed=seed,
+        folder=run / "student", resume=resume, progress=not as_json,
     )  # fmt: skip
-    if as_json:
-        typer.echo(json.dumps(rows))
-        return
-    table = Table(title=f"{run}: the posterior and its student", title_justify="left")
-    for column in ("", "networks", "accuracy", "NLL", "ECE", "numbers stored"):
-        table.add_column(column, justify="right" if column else "left")
-    for name, row in rows.items():
-        table.add_row(
-            name, str(row["networks"]), f"{row['accuracy']:.4f}", f"{row['nll']:.4f}",
-            f"{row['ece']:.4f}", f"{row['stored']:,}",
-        )  # fmt: skip
-    console = Console()
-    console.print(table)
-    console.print(f"student: {run / 'student'}")
+    teacher, targets = trained.classify_split(data.test, draws)
+    pupil = student.predict(make_loader(data, data.test, 1000), 1)
+    assert isinstance(pupil, ClassPredictive)
+    rows = {
+        name: {
+            "networks": p.draws,
+            **probability_scores(p.probs, targets),
+            "stored": p.draws * sum(w.numel() for w in network.parameters()),
+        }
+        for name, p, network in (
+            ("teacher", teacher, trained.model),
+            ("student", pupil, student.model),
+        )
+    }
+    write_json(run / "distill.json", rows)
+    answer(
+        rows,
+        as_json,
+        table(
+            f"{run}: the posterior and its student",
+            ("", "networks", "accuracy", "NLL", "ECE", "numbers stored"),
+            (
+                [name, str(row["networks"])]
+                + [f"{row[key]:.4f}" for key in ("accuracy", "nll", "ece")]
+                + [f"{row['stored']:,}"]
+                for name, row in rows.items()
+            ),
+        ),
+        f"student: {run / 'student'}",
+    )

@@ -1,15 +1,14 @@
-"""`torchbayes methods`, `models` and `data`: what there is."""
+"""`torchbayes methods`, `models` and `data`: what is available."""
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from torchbayes.cli.options import DataDir, Json
+from torchbayes.cli.output import answer
 
 if TYPE_CHECKING:
     from torchbayes.train.registry import Option
@@ -18,15 +17,12 @@ __all__ = ["data", "methods", "models"]
 
 
 def _show(rows: list[dict[str, Any]], as_json: bool) -> None:
-    if as_json:
-        typer.echo(json.dumps(rows))
-        return
     table = Table(box=None, pad_edge=False)
     for column in rows[0]:
         table.add_column(column, overflow="fold", style="bold" if column == "name" else "")
     for row in rows:
         table.add_row(*(str(value) for value in row.values()))
-    Console().print(table)
+    answer(rows, as_json, table)
 
 
 def methods(
@@ -47,22 +43,17 @@ def methods(
     if not as_json:
         typer.echo(f"{name}: {method.summary} ({method.paper})\n")
     in_use = values_in_use(method, train_size)
-    rows = [
-        {"name": o.name, "default": _default(o, in_use), "meaning": o.meaning}
-        for o in method_options(method).values()
-    ]
+    options = method_options(method).values()
+    rows = [{"name": o.name, "default": _default(o, in_use), "meaning": o.meaning} for o in options]
     _show(rows, as_json)
-    if not as_json and any(o.name in in_use for o in method_options(method).values()):
-        typer.echo(
-            f"\nComputed defaults are those for {train_size:,} training examples (--train-size)."
-        )
+    if in_use and not as_json:
+        typer.echo(f"\nComputed defaults are for {train_size:,} training examples (--train-size).")
 
 
 def _default(option: Option, in_use: dict[str, Any]) -> str:
     if option.default is None and option.name in in_use:
         return f"computed: {in_use[option.name]:.4g}"
-    value = option.default
-    return getattr(value, "__name__", str(value))
+    return getattr(option.default, "__name__", str(option.default))
 
 
 def models(as_json: Json = False) -> None:

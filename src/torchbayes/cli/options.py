@@ -1,7 +1,7 @@
-"""The options that several commands share, and `name=value` pairs.
+"""Options that several commands share, and `name=value` pairs.
 
-Nothing here or in the commands' modules imports torch before a command runs: help and typing errors are
-answered at once. Options without a value mean the recipe's or the usual setting, which the help shows.
+Neither this module nor the commands' modules import torch before a command runs, so that help and usage
+errors appear at once. An option that is not given has the recipe's value or the default shown in the help.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ Augment = Annotated[
 ScheduleName = Annotated[
     str | None,
     typer.Option(
-        help="Learning-rate schedule: constant, cosine, linear, step, cyclic or polynomial; its details go "
-        "after --setting: milestones, gamma, warmup_epochs, cycles, low, power, offset.",
+        help="Learning-rate schedule: constant, cosine, linear, step, cyclic or polynomial; its details are "
+        "given by --setting: milestones, gamma, warmup_epochs, cycles, low, power, offset.",
         show_default="constant",
     ),
 ]
@@ -98,15 +98,15 @@ Number = TypeVar("Number", int, float)
 
 
 class TrainingCommand(TyperCommand):
-    """A command that knows that an option it does not have may be the method's, such as --lr."""
+    """A command that explains how to give a method's option, such as --lr, that it does not have itself."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse, and where an option is unknown say how a method's options are given."""
+        """Parse the arguments; for an unknown option, explain how to give a method's options."""
         given = list(args)
         try:
             return super().parse_args(ctx, args)
         except Exception as error:
-            # Typer brings a copy of click along in some versions: the class is not always click's own.
+            # Some versions of Typer bundle a copy of click: the class is not always click's own.
             if type(error).__name__ != "NoSuchOption":
                 raise
             flag: str = error.option_name  # type: ignore[attr-defined]
@@ -121,7 +121,7 @@ class TrainingCommand(TyperCommand):
 
 
 def _value_of(flag: str, words: Sequence[str]) -> str:
-    """What the user gave as the value of an unknown flag."""
+    """Return the value that the user gave to an unknown flag."""
     for word, following in zip(words, [*words[1:], "-"], strict=True):
         if word.startswith(f"{flag}="):
             return word.partition("=")[2]
@@ -151,7 +151,7 @@ def _split(pair: str, flag: str) -> tuple[str, str]:
 
 
 def _plain(text: str) -> Any:
-    """Read a number, a truth value or a list where the text is one, otherwise keep the text."""
+    """Read a number, a boolean or a list if the text is one, otherwise keep the text."""
     try:
         return json.loads(text)
     except json.JSONDecodeError:
@@ -159,24 +159,21 @@ def _plain(text: str) -> Any:
 
 
 def _typed(method: str, name: str, text: str) -> Any:
-    """Return the value of a method's option, in the type that the option has."""
+    """Return the value of a method's option in the option's type."""
     from torchbayes.experiments.options import option_names
-    from torchbayes.train.registry import find_method, method_options
+    from torchbayes.train.registry import check_options, find_method, method_options
 
-    known, names = method_options(find_method(method)), option_names(find_method(method))
-    if name not in names:
-        near = difflib.get_close_matches(name, names, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known)}"
-        raise ValueError(f"method {method!r} has no option {name!r}: {hint}")
-    kind = known[name].type if name in known else float
-    union = isinstance(kind, UnionType)
-    kinds, value = get_args(kind) if union else (kind,), _plain(text)
+    found = find_method(method)
+    if name not in option_names(found):
+        check_options(found, [name])
+    known, value = method_options(found), _plain(text)
+    kind = known[name].type if name in known else float  # a number of epochs
+    kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
     if str in kinds:
         return text
     if float in kinds and type(value) is int:
         return float(value)
-    plain = set(kinds) <= {int, float, bool, type(None)}
-    if plain and type(value) not in kinds:
+    if set(kinds) <= {int, float, bool, type(None)} and type(value) not in kinds:
         wanted = " or ".join(k.__name__ for k in kinds if k is not type(None))
         raise ValueError(f"option {name} of {method!r} is {text!r}: expected {wanted}")
     return value
@@ -186,8 +183,8 @@ def method_pairs(pairs: Sequence[str], methods: Mapping[str, str]) -> dict[str, 
     """Read `name=value`, for every method that has the option, and `row.name=value`, for one row.
 
     Args:
-        pairs: What was given to --set.
-        methods: The method of each row; a row usually has its method's name.
+        pairs: Values of --set.
+        methods: Method of each row; a row usually has the name of its method.
     """
     from torchbayes.experiments.options import option_names
     from torchbayes.train.registry import find_method
@@ -202,7 +199,7 @@ def method_pairs(pairs: Sequence[str], methods: Mapping[str, str]) -> dict[str, 
             result[row][option] = _typed(methods[row], option, value)
             continue
         takers = [r for r, m in methods.items() if name in option_names(find_method(m))]
-        for taker in takers if takers else list(methods)[:1]:
+        for taker in takers or list(methods)[:1]:
             result[taker][name] = _typed(methods[taker], name, value)
     return result
 
@@ -214,17 +211,20 @@ def settings_from(
     setting: Sequence[str] | None,
     flags: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Read a recipe's settings and put the flags that were given on top."""
+    """Read a recipe's settings and override them by the flags that were given."""
     from torchbayes.experiments.recipes import recipe_settings
     from torchbayes.experiments.settings import SETTINGS, check_keys
 
     settings = {} if recipe is None else recipe_settings(recipe, cpu=cpu)
     settings |= {key: value for key, value in flags.items() if value is not None}
-    others = dict(_split(pair, "--setting") for pair in setting or ())
+    others = _values(setting, "--setting")
     check_keys(others, SETTINGS, "--setting")
-    settings |= {name: _plain(value) for name, value in others.items()}
-    pairs = dict(_split(pair, "--model-set") for pair in model_set or ())
-    if pairs:
-        given = {name: _plain(value) for name, value in pairs.items()}
-        settings["model_options"] = {**settings.get("model_options", {}), **given}
+    settings |= others
+    if model_set:
+        own = settings.get("model_options", {})
+        settings["model_options"] = {**own, **_values(model_set, "--model-set")}
     return settings
+
+
+def _values(pairs: Sequence[str] | None, flag: str) -> dict[str, Any]:
+    return {name: _plain(value) for name, value in (_split(pair, flag) for pair in pairs or ())}

@@ -1,4 +1,4 @@
-"""How a comparison shows where it is: what runs, what is left, how long that will take, what came out."""
+"""Progress display for a sequence of runs: what is running, what is left, the time left, the results."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ import statistics
 import time
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any
 
 from rich import progress as bars
 from rich.console import Console
 from rich.markup import escape
 
-from torchbayes.experiments.compare import Job
 from torchbayes.train.progress import Progress
 
 __all__ = ["PlanDisplay", "clock", "seconds_left"]
@@ -25,15 +23,15 @@ def seconds_left(
     taken: dict[str, list[float]],
     running: tuple[str, float, float] | None = None,
 ) -> float | None:
-    """Guess how long the rest of a plan takes, or None as long as nothing is known.
+    """Estimate how long the rest of a plan takes, or None as long as nothing is known.
 
     A row takes as long as its runs with other seeds did, a row that has not run yet as long as the
     others on average.
 
     Args:
-        waiting: The row of every run that has not begun.
-        taken: The seconds of finished runs, by row.
-        running: The row of the run in hand, its seconds so far, and the share of it that is done.
+        waiting: Row of each run that has not started.
+        taken: Seconds of finished runs, by row.
+        running: Row of the current run, its seconds so far, and the share of it that is done.
 
     Example:
         >>> seconds_left(["map", "bbb"], {"map": [2.0, 4.0]}, ("map", 1.0, 0.25))
@@ -55,7 +53,7 @@ def seconds_left(
 
 
 def clock(seconds: float | None) -> str:
-    """A time left as hours, minutes and seconds.
+    """Format a duration as hours, minutes and seconds.
 
     Example:
         >>> clock(None), clock(75.4), clock(3700)
@@ -69,15 +67,15 @@ def clock(seconds: float | None) -> str:
 
 
 class PlanDisplay:
-    """One bar for the whole plan and one for the run in hand; every result as it comes.
+    """One bar for the whole plan and one for the current run; results are printed as they arrive.
 
     Args:
-        jobs: The runs of the plan.
-        console: Where to draw.
+        rows: Row of each run, in order; runs of the same row take about the same time.
+        console: Console to draw on.
     """
 
-    def __init__(self, jobs: Sequence[Job], console: Console | None = None) -> None:
-        self.jobs = jobs
+    def __init__(self, rows: Sequence[str], console: Console | None = None) -> None:
+        self.rows = rows
         self.bars = bars.Progress(
             bars.TextColumn("[bold]{task.description}"),
             bars.BarColumn(bar_width=24),
@@ -88,54 +86,53 @@ class PlanDisplay:
             refresh_per_second=5,
         )
         self._taken: dict[str, list[float]] = {}
-        self._begun: float | None = None
-        self._plan = self.bars.add_task("all", total=len(jobs), note="", left="–")
+        self._started: float | None = None
+        self._plan = self.bars.add_task("all", total=len(rows), note="", left="–")
         self._run = self.bars.add_task("", total=1, note="", left="–", visible=False)
         self.show(0, 0.0)
 
-    def of(self, number: int, job: Job) -> Progress:
-        """The display of the run with that number."""
-        self._begun = time.monotonic()
+    def of(self, number: int) -> Progress:
+        """Return the display of the run with that number."""
+        self._started = time.monotonic()
         return _RunProgress(self, number)
 
-    def finished(self, job: Job, scores: dict[str, Any]) -> None:
-        """Note a run's scores; one that an earlier session finished goes by in silence."""
-        number = self.jobs.index(job)
-        if self._begun is not None:
-            seconds = time.monotonic() - self._begun
-            self._taken.setdefault(job.row.name, []).append(seconds)
-            self._begun = None
-            self.bars.console.print(f"[green]done[/] {_said(job, scores)}", highlight=False)
+    def finished(self, number: int, result: str) -> None:
+        """Print a run's result, unless an earlier session finished the run."""
+        if self._started is not None:
+            self._taken.setdefault(self.rows[number], []).append(time.monotonic() - self._started)
+            self._report("[green]done[/]", f"{self.rows[number]} {result}")
         self.show(number + 1, 0.0)
 
     def failed(self, number: int, error: BaseException) -> None:
-        """Note that a run broke down."""
-        self._begun = None
-        name = escape(self.jobs[number].row.name)
-        self.bars.console.print(f"[red]failed[/] {name}: {escape(str(error))}", highlight=False)
+        """Print that a run failed."""
+        self._report("[red]failed[/]", f"{self.rows[number]}: {error}")
         self.show(number + 1, 0.0)
 
+    def _report(self, outcome: str, text: str) -> None:
+        self._started = None
+        self.bars.console.print(f"{outcome} {escape(text)}", highlight=False)
+
     def show(self, number: int, share: float) -> None:
-        """Redraw the plan's bar: `number` runs are over, and of the next one this share."""
+        """Redraw the plan's bar: `number` runs are finished, and this share of the next one."""
         running = None
-        if self._begun is not None and number < len(self.jobs):
-            running = (self.jobs[number].row.name, time.monotonic() - self._begun, share)
-        waiting = [job.row.name for job in self.jobs[number + (running is not None) :]]
+        if self._started is not None and number < len(self.rows):
+            running = (self.rows[number], time.monotonic() - self._started, share)
+        waiting = self.rows[number + (running is not None) :]
         names = list(dict.fromkeys(waiting))
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
         rest = f", then {', '.join(names[:_NAMED])}{more}" if names else ""
         self.bars.update(
             self._plan,
             completed=number + share,
-            note=escape(f"{number} of {len(self.jobs)} runs{rest}"),
+            note=escape(f"{number} of {len(self.rows)} runs{rest}"),
             left=clock(seconds_left(waiting, self._taken, running)),
         )
 
     def show_run(self, name: str, total: int, done: int, note: str) -> None:
-        """Redraw the bar of the run in hand."""
+        """Redraw the bar of the current run."""
         left = None
-        if self._begun is not None and done > 0:
-            left = (time.monotonic() - self._begun) * (total - done) / done
+        if self._started is not None and done > 0:
+            left = (time.monotonic() - self._started) * (total - done) / done
         self.bars.update(
             self._run,
             description=escape(name), total=total, completed=done, note=note, left=clock(left),
@@ -143,26 +140,18 @@ class PlanDisplay:
         )  # fmt: skip
 
 
-def _said(job: Job, scores: dict[str, Any]) -> str:
-    shown = {"accuracy": "accuracy {:.2%}", "rmse": "RMSE {:.3f}", "nll": "NLL {:.4f}"}
-    parts = [text.format(scores[key]) for key, text in shown.items() if scores.get(key) is not None]
-    return escape(f"{job.row.name} (seed {job.experiment.seed}): {', '.join(parts)}")
-
-
 class _RunProgress(Progress):
-    """Shows a run of the plan on the plan's two bars."""
+    """Progress of one run of the plan, shown on the plan's two bars."""
 
     def __init__(self, display: PlanDisplay, number: int) -> None:
         self._display, self._number = display, number
 
     def start(self, name: str, total: int, done: int) -> None:
-        """A run is about to begin."""
         self._name, self._total, self._done = name, max(1, total), done
         self._display.bars.reset(self._display._run)
         self._display.show_run(name, self._total, done, "")
 
     def advance(self, loss: float) -> None:
-        """One more step is done."""
         self._done += 1
         self._display.show_run(self._name, self._total, self._done, f"loss {loss:.4f}")
         self._display.show(self._number, min(0.99, self._done / self._total))
@@ -173,6 +162,6 @@ class _RunProgress(Progress):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """The training is over; the scores follow, or an error is shown."""
-        if error is not None and isinstance(error, Exception):
+        # An interrupt is not a failure: the run can be resumed.
+        if isinstance(error, Exception):
             self._display.failed(self._number, error)

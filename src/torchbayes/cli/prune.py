@@ -1,16 +1,14 @@
-"""`torchbayes prune`: how many weights a posterior can do without."""
+"""`torchbayes prune`: how many weights can be removed from a posterior."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from torchbayes.cli.options import DataDir, Json, RunSamples, numbers
+from torchbayes.cli.output import answer, table
 
 __all__ = ["prune"]
 
@@ -27,27 +25,26 @@ def prune(
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
-    """Remove the weights with the least |mean|/std and show the cost on the test set.
+    """Remove the weights with the lowest |mean|/std and show the effect on the test set.
 
     Writes prune.json, pictures/prune.png and pruned.safetensors to the run folder; `torchbayes report`
-    puts the picture on its page.
+    shows the picture.
     """
     from torchbayes.experiments.prune_run import pruning_rows
 
     shares = numbers(fractions, float, "fractions", "shares such as 0,0.5,0.75")
     rows = pruning_rows(run, shares, save, samples, data_dir)
-    if as_json:
-        typer.echo(json.dumps(rows))
-        return
-    table = Table(title=f"{run}: test error of what is left", title_justify="left")
-    for column in ("removed", "error", "NLL", "weights left"):
-        table.add_column(column, justify="right")
-    for row in rows:
-        table.add_row(
-            f"{row['fraction']:.0%}", f"{row['error']:.2%}", f"{row['nll']:.4f}", f"{row['left']:,}"
-        )
-    console = Console()
-    console.print(table)
-    console.print(
-        f"picture: {run / 'pictures' / 'prune.png'}   {save:.0%} pruned: {run / 'pruned.safetensors'}"
+    answer(
+        rows,
+        as_json,
+        table(
+            f"{run}: test error after pruning",
+            ("removed", "error", "NLL", "weights left"),
+            (
+                [f"{r['fraction']:.0%}", f"{r['error']:.2%}", f"{r['nll']:.4f}", f"{r['left']:,}"]
+                for r in rows
+            ),
+            left=0,
+        ),
+        f"picture: {run / 'pictures' / 'prune.png'}   {save:.0%} pruned: {run / 'pruned.safetensors'}",
     )

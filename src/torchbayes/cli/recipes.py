@@ -1,4 +1,4 @@
-"""`torchbayes recipes list | show | run`: the papers' experiments, listed, shown, run and recorded."""
+"""`torchbayes recipes list | show | run`: list, show, run and record the papers' experiments."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["app"]
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="List, show and run the papers' experiments, and record what a run measured.",
+    help="List, show and run the papers' experiments, and record their results.",
 )
 Cpu = Annotated[bool, typer.Option("--cpu", help="Use the CPU-sized version.")]
 Name = Annotated[str, typer.Argument(help="A recipe of `torchbayes recipes list`.")]
@@ -40,7 +40,7 @@ def list_(as_json: Json = False) -> None:
         typer.echo(json.dumps(rows))
         return
     console = Console()
-    # Two lines each: beside the long names, a column of titles would have room for a word or two.
+    # Two lines each: beside the long names, a column of titles would have room for only a word or two.
     for row in rows:
         console.print(Text.assemble((row["name"], "bold"), "  ", (row["from"], "dim")))
         console.print(Padding(Text(row["title"]), (0, 0, 0, 2)))
@@ -84,7 +84,7 @@ def run(
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
-    """Run a recipe and record what it measured in results/NAME.json.
+    """Run a recipe and record its results in results/NAME.json.
 
     After Ctrl-C, the same command resumes where it stopped.
     """
@@ -124,7 +124,7 @@ def _compare(
     data_dir: Path | None,
     command: str,
 ) -> dict[str, Any]:
-    """Train and score every row, then take the steps that the recipe lists under `after`."""
+    """Train and score every row, then run the steps that the recipe lists under `after`."""
     from torchbayes.cli.compare import run_plan
     from torchbayes.experiments.compare import Comparison, recipe_rows
 
@@ -143,7 +143,7 @@ def _compare(
 
 
 def _pruned(run: Path, data_dir: Path | None) -> dict[str, float]:
-    """Measure the error of the posterior with more and more weights removed."""
+    """Measure the error with increasing shares of the weights removed."""
     from torchbayes.experiments.prune_run import pruning_rows
 
     rows = pruning_rows(run, data_dir=data_dir)
@@ -159,13 +159,13 @@ _OWN_AVERAGE = {
 
 
 def _averaged(run: Path, data_dir: Path | None) -> dict[str, float]:
-    """Measure error, NLL and ECE of 1, 4 and 16 averaged draws, and how often four of them err together."""
+    """Measure error, NLL and ECE of 1, 4 and 16 averaged draws, and how often four are wrong together."""
     from torchbayes.train.run_folder import RunFolder
 
     strategy = RunFolder(run).read_config()["options"].get("strategy")
     how, counts = _OWN_AVERAGE.get(strategy, ("branching", (1, 4, 16)))
     found = _average_once(run, how, counts, data_dir)
-    # Whether networks err together is asked of whole networks, whatever is averaged.
+    # Faults in common are counted over whole networks, whatever is averaged.
     whole = found if how == "branching" else _average_once(run, "branching", (4,), data_dir)
     scores: dict[str, float] = {}
     for row in found["rows"]:
@@ -182,14 +182,14 @@ def _averaged(run: Path, data_dir: Path | None) -> dict[str, float]:
 def _average_once(
     run: Path, how: str, counts: tuple[int, ...], data_dir: Path | None
 ) -> dict[str, Any]:
-    """Average a run's draws, or read the result from its folder if it is there."""
+    """Average a run's draws, or read the result from its folder if it exists."""
     from torchbayes.experiments.average_run import averaged
 
     file = run / f"average-{how}.json"
-    if file.exists():
-        kept: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        return kept
-    return averaged(run, how, counts, data_dir=data_dir)
+    if not file.exists():
+        averaged(run, how, counts, data_dir=data_dir)
+    result: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return result
 
 
 _AFTER = {"prune": _pruned, "average": _averaged}
@@ -202,7 +202,7 @@ def _learn_tasks(
     out: Path,
     data_dir: Path | None,
 ) -> dict[str, Any]:
-    """Learn a sequence of tasks with every seed; the scores are those after the last task."""
+    """Learn a sequence of tasks with every seed; scores are those after the last task."""
     from torchbayes.cli.continual import continual
     from torchbayes.experiments.compare import recipe_rows
 
@@ -245,7 +245,7 @@ def _learn_tasks(
 
 
 def _all_tasks(file: Path) -> bool:
-    """Tell whether all methods have learned all tasks."""
+    """Whether all methods have learned all tasks."""
     found = json.loads(file.read_text(encoding="utf-8"))
     counts = {len(scores["mean"]) for scores in found["methods"].values()}
     return counts == {len(found["names"])} and len(found["methods"]) > 1

@@ -1,16 +1,14 @@
-"""`torchbayes train`, `evaluate` and `predict`: one run."""
+"""`torchbayes train`, `evaluate` and `predict`: work with one run."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from torchbayes.cli import options as opt
+from torchbayes.cli.output import answer, cell, table
 
 if TYPE_CHECKING:
     from torchbayes.experiments.settings import Experiment
@@ -18,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["evaluate", "predict", "train"]
 
-# A run has some of these: a classifier's or a regression's.
+# A classifier has some of these scores, a regression others.
 _SHOWN = {
     "accuracy": "accuracy",
     "rmse": "RMSE",
@@ -97,8 +95,7 @@ def train(
         "schedule": schedule, "clip_norm": clip_norm, "amp": amp, "accumulate": accumulate,
     }  # fmt: skip
     settings = opt.settings_from(recipe, cpu, model_set, setting, flags)
-    settings.pop("methods", None)
-    settings.pop("rows", None)
+    settings = {k: v for k, v in settings.items() if k not in ("methods", "rows")}
     name = settings.get("method", Experiment.method)
     pairs = opt.method_pairs(set_ or [], {name: name})[name]
     settings["options"] = {**settings.get("options", {}), **pairs}
@@ -126,38 +123,32 @@ def _default_folder(experiment: Experiment) -> Path:
 
 
 def _score(trained: TrainedRun, as_json: bool, **how: Any) -> None:
-    """Score a run, print the scores and draw what can be drawn of it."""
+    """Score a run, print the scores and draw the curve of a one-dimensional regression."""
     from torchbayes.data import ood_for
     from torchbayes.experiments.evaluation import evaluate
 
     folder, ood = trained.files.path, ood_for(trained.data, trained.data_dir)
     scores = evaluate(trained, ood=ood, **how)
-    if as_json:
-        typer.echo(json.dumps({"run": str(folder), **scores}))
-    else:
-        table = Table(title=str(folder), title_justify="left")
-        shown = [key for key in _SHOWN if key in scores]
-        for key in shown:
-            table.add_column(_SHOWN[key], justify="right")
-        table.add_row(*(_number(key, scores[key]) for key in shown))
-        Console().print(table)
-        if "auroc_ood" in scores:
-            Console().print(f"out of distribution (OOD): {ood.name}")
-    _picture(trained, as_json)
+    shown = {key: title for key, title in _SHOWN.items() if key in scores}
+    cells = (cell(scores[key], ".1f" if key == "seconds" else ".4f") for key in shown)
+    notes = [f"out of distribution (OOD): {ood.name}"] if "auroc_ood" in scores else []
+    if not trained.data.classes and trained.data.shape == (1,) and trained.data.num_targets == 1:
+        _draw_curve(trained)
+        notes.append(f"picture: {folder / 'curve.png'}")
+    scored = table(str(folder), shown.values(), [cells], left=0)
+    answer({"run": str(folder), **scores}, as_json, scored, *notes)
 
 
-def _picture(trained: TrainedRun, quiet: bool) -> None:
-    """Draw a regression of one input with its band, as curve.png in the run folder."""
+def _draw_curve(trained: TrainedRun) -> None:
+    """Draw a one-dimensional regression with its band, as curve.png in the run folder."""
     import torch
 
-    from torchbayes.core.storage import atomic_path
     from torchbayes.data import Split
     from torchbayes.data.transform import Normalise
     from torchbayes.plots.curve import regression_figure
+    from torchbayes.plots.figure import save_png
 
     data = trained.data
-    if data.classes or data.shape != (1,) or data.num_targets != 1:
-        return
     assert isinstance(data.train, Split)
     figure = regression_figure(
         trained.model,
@@ -169,28 +160,19 @@ def _picture(trained: TrainedRun, quiet: bool) -> None:
         transform=Normalise(data.mean, data.std),
         generator=torch.Generator().manual_seed(0),
     )
-    with atomic_path(trained.files.path / "curve.png") as temporary:
-        figure.savefig(temporary, format="png")
-    if not quiet:
-        Console().print(f"picture: {trained.files.path / 'curve.png'}")
-
-
-def _number(key: str, value: float | None) -> str:
-    if value is None:
-        return "–"
-    return f"{value:.1f}" if key == "seconds" else f"{value:.4f}"
+    save_png(figure, trained.files.path / "curve.png")
 
 
 def evaluate(
     run: opt.RunFolder,
     samples: opt.RunSamples = None,
     last: Annotated[
-        bool, typer.Option("--last", help="Score only the last of a sampler's samples.")
+        bool, typer.Option("--last", help="Score a sampler's last sample alone.")
     ] = False,
     corruptions: Annotated[
         bool,
         typer.Option(
-            "--corruptions", help="Also score noisy, blurred and otherwise damaged test images."
+            "--corruptions", help="Also score noisy, blurred and otherwise corrupted test images."
         ),
     ] = False,
     data_dir: opt.DataDir = None,
@@ -225,28 +207,16 @@ def predict(
     trained = TrainedRun(run, data_dir)
     if len(trained.data.shape) != 3:
         raise ValueError(f"{run} was trained on {trained.data.name}, which has no images")
+    trained.require_classes("predict names classes")
     images = torch.stack([read_image(file, trained.data.shape) for file in files])
     normalise = Normalise(trained.data.mean, trained.data.std)
     result = trained.predict(normalise(images, torch.Generator()), samples)
-    if not isinstance(result, ClassPredictive):
-        raise ValueError(f"{run} is a regression on {trained.data.name}: predict names classes")
+    assert isinstance(result, ClassPredictive)
+    measures = ("confidence", "entropy", "aleatoric", "epistemic")
     rows = [
-        {
-            "file": str(file),
-            "class": trained.data.classes[int(result.prediction[i])],
-            "confidence": float(result.confidence[i]),
-            "entropy": float(result.entropy[i]),
-            "aleatoric": float(result.aleatoric[i]),
-            "epistemic": float(result.epistemic[i]),
-        }
+        {"file": str(file), "class": trained.data.classes[int(result.prediction[i])]}
+        | {name: float(getattr(result, name)[i]) for name in measures}
         for i, file in enumerate(files)
     ]
-    if as_json:
-        typer.echo(json.dumps(rows))
-        return
-    table = Table()
-    for column in rows[0]:
-        table.add_column(column, justify="left" if column in ("file", "class") else "right")
-    for row in rows:
-        table.add_row(*(v if isinstance(v, str) else f"{v:.3f}" for v in row.values()))
-    Console().print(table)
+    cells = ([v if isinstance(v, str) else f"{v:.3f}" for v in r.values()] for r in rows)
+    answer(rows, as_json, table(None, rows[0], cells, left=2))

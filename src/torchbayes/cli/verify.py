@@ -1,16 +1,15 @@
-"""`torchbayes verify`: whether a method's settings give the right posterior where it is known."""
+"""`torchbayes verify`: check a method's settings against a known posterior."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from torchbayes.cli.options import Json, Seed, Set, method_pairs
+from torchbayes.cli.output import answer
 
 __all__ = ["verify"]
 
@@ -31,23 +30,21 @@ def verify(
     told_size: Annotated[
         int | None,
         typer.Option(
-            help="Tell the method this training-set size instead, to see what a wrong one does."
+            help="Training-set size to give the method instead, to see the effect of a wrong one."
         ),
     ] = None,
     set_: Set = None,
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
-    """Check a method with your settings against an exact posterior of your scale.
+    """Check a method's settings against an exact posterior with your training-set size.
 
     Example: `torchbayes verify sgld --train-size 50000 --batch-size 128 --lr 1e-6`
 
     The method is trained on a linear regression with as many examples as you have, whose posterior is
     known in closed form. The exit code is 1 if the settings cannot be trusted.
     """
-    pairs = list(set_ if set_ else [])
-    if lr is not None:
-        pairs.append(f"lr={lr!r}")
+    pairs = [*(set_ or []), *([] if lr is None else [f"lr={lr!r}"])]
     options = method_pairs(pairs, {method: method})[method]
     from torchbayes import checks
     from torchbayes.experiments.options import translated
@@ -61,18 +58,15 @@ def verify(
         seed=seed,
         **translated(options, steps_per_epoch=math.ceil(train_size / batch_size)),
     )
-    if as_json:
-        typer.echo(json.dumps(dataclasses.asdict(found)))
-    else:
-        kind = (
-            "exact posterior"
-            if found.target == "posterior"
-            else "best Gaussian of independent weights"
-        )
-        console = Console(soft_wrap=True, highlight=False)
-        console.print(f"{method} on {found.train_size:,} examples, against the {kind}:")
-        console.print(f"  mean error  {found.mean_error:.3f} exact standard deviations")
-        console.print(f"  std ratio   {found.std_ratio:.3f} (1 is exact)")
-        console.print(f"[bold {'green' if found.trusted else 'red'}]{found.verdict}[/]")
+    exact = found.target == "posterior"
+    kind = "exact posterior" if exact else "best Gaussian with independent weights"
+    answer(
+        dataclasses.asdict(found),
+        as_json,
+        f"{method} on {found.train_size:,} examples, against the {kind}:",
+        f"  mean error  {found.mean_error:.3f} exact standard deviations",
+        f"  std ratio   {found.std_ratio:.3f} (1 is exact)",
+        f"[bold {'green' if found.trusted else 'red'}]{found.verdict}[/]",
+    )
     if not found.trusted:
         raise typer.Exit(1)

@@ -18,7 +18,14 @@ from torch import Tensor
 
 from torchbayes._version import __version__
 
-__all__ = ["PosteriorFileError", "atomic_path", "read_tensors", "write_tensors", "write_text"]
+__all__ = [
+    "PosteriorFileError",
+    "atomic_path",
+    "read_tensors",
+    "write_json",
+    "write_tensors",
+    "write_text",
+]
 
 _FORMAT = "torchbayes-posterior"
 _VERSION = 1
@@ -60,6 +67,11 @@ def write_text(path: str | Path, text: str) -> None:
     """Write `text` to `path` as a whole or not at all."""
     with atomic_path(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(path: str | Path, content: Any) -> None:
+    """Write `content` to `path` as indented JSON, as a whole or not at all."""
+    write_text(path, json.dumps(content, indent=2) + "\n")
 
 
 def _checksum(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> int:

@@ -1,1 +1,1 @@
-"""Runs by name: settings, trained runs, comparisons of methods, and what they cost."""
+"""Experiments: settings, trained runs, comparisons of methods, and their cost."""

@@ -1,8 +1,7 @@
-"""What averaging several draws of a finished run's weights is worth, and its file average-HOW.json."""
+"""Score averages of several draws of a finished run's weights; writes average-HOW.json."""
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -14,10 +13,11 @@ from torch import Tensor, nn
 from torchbayes import metrics
 from torchbayes.average import freeze, parallelizing, widening
 from torchbayes.average.freeze import take_draws
-from torchbayes.core.storage import atomic_path, write_text
+from torchbayes.core.storage import write_json
 from torchbayes.data import make_loader
 from torchbayes.experiments.trained_run import TrainedRun
-from torchbayes.plots.diversity import weight_correlations, weight_pair_figure
+from torchbayes.plots.diversity import random_weights, weight_correlations, weight_pair_figure
+from torchbayes.plots.figure import save_png
 from torchbayes.posterior import Gaussian, Generated, Point, Posterior, Samples
 from torchbayes.predict.batchnorm import recalibrate_each
 
@@ -34,20 +34,19 @@ def averaged(
     seed: int = 0,
     data_dir: Path | None = None,
 ) -> dict[str, Any]:
-    """Score averages of a run's draws, and keep them in its folder.
+    """Score averages of a run's draws, and write the scores to its folder.
 
     Args:
-        run: The run folder.
-        how: What is averaged: `branching` (outputs of networks), `parallelizing` or `widening`.
-        counts: How many draws to average.
-        seed: Random seed of the draws.
-        data_dir: Where the data is, if not in the usual place.
+        run: Run folder.
+        how: `branching` (averages outputs of networks), `parallelizing` or `widening`.
+        counts: Numbers of draws to average.
+        seed: Random seed.
+        data_dir: Folder of the data, if not the usual one.
     """
     if how not in _HOWS:
         raise ValueError(f"how is {how!r}: expected {' or '.join(_HOWS)}")
     trained = TrainedRun(run, data_dir)
-    if not trained.data.classes:
-        raise ValueError(f"{run} is a regression: average compares classifiers")
+    trained.require_classes("average compares classifiers")
     posterior = trained.posterior()
     members = {Point: 1, Samples: len(posterior) if isinstance(posterior, Samples) else 0}
     most = members.get(type(posterior), max(counts))
@@ -55,7 +54,7 @@ def averaged(
     if not counts:
         raise ValueError(f"{run} has only {most} networks to average: ask for fewer times")
     experiment = trained.experiment
-    # Augmented as in training: the statistics of the hypernetwork paper are those of its last epoch.
+    # Augmented as in training: the hypernetwork paper uses the statistics of the last epoch.
     batches = make_loader(
         trained.data, trained.data.train, experiment.batch_size,
         shuffle=True, augment=experiment.augment, seed=seed,
@@ -83,7 +82,7 @@ def averaged(
             result["rows"].append(_row(outputs, targets, 1) | {"times": count})
     if isinstance(posterior, Generated | Gaussian):
         result |= _shape(trained, posterior, generator)
-    write_text(run / f"average-{how}.json", json.dumps(result, indent=2) + "\n")
+    write_json(run / f"average-{how}.json", result)
     return result
 
 
@@ -95,7 +94,7 @@ def _branches(
     test: Any,
     generator: torch.Generator,
 ) -> Tensor:
-    """The logits of every draw, (draws, examples, classes)."""
+    """Compute the logits of every draw, (draws, examples, classes)."""
     draws = take_draws(posterior, count, generator)
     if isinstance(posterior, Generated | Gaussian):
         draws = recalibrate_each(model, draws, batches)
@@ -109,7 +108,7 @@ def _outputs(network: nn.Module, test: Any) -> Tensor:
 
 
 def _row(logits: Tensor, targets: Tensor, count: int) -> dict[str, Any]:
-    """Medians over as many groups of `count` networks as there are, as the paper takes them."""
+    """Compute medians over all groups of `count` networks, as the paper does."""
     groups = logits[: len(logits) // count * count].split(count)
     row: dict[str, Any] = {"times": count, "groups": len(groups)}
     for prefix, averaged in (
@@ -126,7 +125,7 @@ def _row(logits: Tensor, targets: Tensor, count: int) -> dict[str, Any]:
 
 
 def _faults(predictions: Tensor, targets: Tensor) -> dict[str, Any]:
-    """How many examples 0 … 4 of four networks misclassify, averaged over groups of four."""
+    """Count the examples that 0 … 4 of four networks misclassify, averaged over groups of four."""
     if len(predictions) < 4:
         return {}
     fours = predictions[: len(predictions) // 4 * 4].split(4)
@@ -139,13 +138,8 @@ def _faults(predictions: Tensor, targets: Tensor) -> dict[str, Any]:
 
 def _shape(trained: TrainedRun, posterior: Posterior, generator: torch.Generator) -> dict[str, Any]:
     found = weight_correlations(trained.model, posterior, generator=generator)
-    names = (
-        posterior.generated
-        if isinstance(posterior, Generated)
-        else [name for name, p in trained.model.named_parameters() if p.dim() > 1]
-    )
-    with atomic_path(trained.files.path / "weights.png") as temporary:
-        pair = ((names[0], 0), (names[0], 1))
-        figure = weight_pair_figure({trained.files.path.name: posterior}, pair, generator=generator)
-        figure.savefig(temporary, format="png")
+    first, folder = random_weights(trained.model, posterior)[0], trained.files.path
+    pair = ((first, 0), (first, 1))
+    figure = weight_pair_figure({folder.name: posterior}, pair, generator=generator)
+    save_png(figure, folder / "weights.png")
     return {"correlations": vars(found)}

@@ -1,18 +1,18 @@
-"""Calibrating a run after training, and the file calibration.json that it leaves in the run's folder.
+"""Calibrate a finished run; writes calibration.json to its folder.
 
     {
       "fitted_on": "the validation split" | "half of the test split",
-      "fitted": how many examples, "scored_on": "the test split" | "the other half …", "scored": how many,
+      "fitted": number of examples, "scored_on": "the test split" | "the other half …", "scored": number,
       "temperature": {"value": T, "before": {"accuracy", "nll", "ece"}, "after": {the same}},
       "conformal": [{"target", "threshold", "coverage", "mean_size", "empty"}, …],
       "abstention": [{"target", "probability", "threshold", "coverage", "risk"}, …]
     }
 
 All figures but thresholds and T are measured on the scored examples, to which nothing was fitted.
-"coverage" is a share of examples (of sets with the true class in them; of examples that are answered),
-"mean_size" a number of classes, "empty" the share of sets without any. A threshold is null if it is
+"coverage" is a share of examples (those whose set contains the true class; those that are answered),
+"mean_size" the number of classes per set, "empty" the share of empty sets. A threshold is null if it is
 infinite, a "risk" if nothing is answered. Sets and abstention use the predictions before temperature
-scaling: what was fitted to the same examples would spoil the guarantees.
+scaling: a scaling fitted to the same examples would void the guarantees.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchbayes.experiments.evaluation import finite, write_json
+from torchbayes.core.storage import write_json
+from torchbayes.experiments.evaluation import finite
 from torchbayes.experiments.trained_run import TrainedRun
 from torchbayes.metrics.scores import probability_scores
 from torchbayes.posthoc.abstain import abstain
@@ -43,24 +44,21 @@ def calibrate(
     risks: Sequence[float] = (0.01, 0.02, 0.05),
     samples: int | None = None,
 ) -> dict[str, Any]:
-    """Fit temperature, sets and abstention of a run, write calibration.json and return what is in it.
+    """Fit temperature, prediction sets and abstention, write calibration.json and return its content.
 
-    They are fitted on the run's validation split and scored on its test split. A run without a validation
-    split has half of its test split, drawn with seed 0, for the one and the other half for the other.
+    They are fitted on the run's validation split and scored on its test split. Without a validation split,
+    one half of the test split, drawn with seed 0, is used for fitting and the other half for scoring.
 
     Args:
-        run: A finished run of a classifier.
-        coverages: What prediction sets are to reach.
-        risks: What abstention is to keep to.
-        samples: The draws to predict with; the run's own setting if None.
+        run: Finished run of a classifier.
+        coverages: Target coverages of prediction sets.
+        risks: Target risks of abstention.
+        samples: Number of draws, by default the run's own setting.
     """
-    if not run.data.classes:
-        raise ValueError(
-            f"{run.files.path} is a regression on {run.data.name}: calibrating is for classes"
-        )
-    test, labels = _predictions(run, run.data.test, samples)
+    run.require_classes("only classifiers can be calibrated")
+    test, labels = run.classify_split(run.data.test, samples)
     if run.data.validation is not None:
-        held_out = _predictions(run, run.data.validation, samples)
+        held_out = run.classify_split(run.data.validation, samples)
         table = calibration_figures(*held_out, test, labels, coverages, risks)
         names = "the validation split", "the test split"
     else:
@@ -83,7 +81,7 @@ def calibration_figures(
     coverages: Sequence[float],
     risks: Sequence[float],
 ) -> dict[str, Any]:
-    """Everything of calibration.json that does not depend on where the predictions are from."""
+    """Compute the part of calibration.json that depends on the predictions alone."""
     scaling = temperature_scaling(fitted, fitted_labels)
     right = scored.prediction == labels
     conformal: list[dict[str, Any]] = []
@@ -110,9 +108,9 @@ def calibration_figures(
                 "probability": _PROBABILITY,
                 "threshold": finite(answer.threshold),
                 "coverage": float(answered.double().mean()),
-                "risk": 1 - float(right[answered].double().mean())
-                if bool(answered.any())
-                else None,
+                "risk": finite(
+                    1 - float(right[answered].double().mean())
+                ),  # NaN if none is answered
             }
         )
     return {
@@ -126,14 +124,6 @@ def calibration_figures(
         "conformal": conformal,
         "abstention": abstention,
     }
-
-
-def _predictions(
-    run: TrainedRun, split: Any, samples: int | None
-) -> tuple[ClassPredictive, Tensor]:
-    predictive, labels = run.predict_split(split, samples)
-    assert isinstance(predictive, ClassPredictive)
-    return predictive, labels
 
 
 def _rows(predictive: ClassPredictive, index: Tensor) -> ClassPredictive:

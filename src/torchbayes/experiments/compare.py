@@ -1,13 +1,13 @@
-"""Several methods on the same data: train, evaluate, tabulate.
+"""Train, evaluate and tabulate several methods on the same data.
 
-    OUT/results.json        the table, with every run behind it
-    OUT/report.html         the page
+    OUT/results.json        the table, with all its runs
+    OUT/report.html         the report
     OUT/table.md, table.tex the table, to paste into a README or a paper
     OUT/runs/ROW-SEED/      the run folders
 
-A row of the table is a method with the settings that all share, or with settings of its own.
+A row of the table is a method with the shared settings, or with settings of its own.
 
-A plan can be stopped and resumed: finished runs are kept, the one that was stopped goes on.
+A plan can be stopped and resumed: finished runs are kept, the interrupted one continues.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from typing import Any
 import numpy as np
 
 from torchbayes._version import __version__
-from torchbayes.core.storage import atomic_path
+from torchbayes.core.storage import atomic_path, write_json
 from torchbayes.data import DataSet, OutOfDistribution, Split, load_data, ood_for
 from torchbayes.experiments.calibrate import calibrate
-from torchbayes.experiments.evaluation import evaluate, write_json
+from torchbayes.experiments.evaluation import evaluate
 from torchbayes.experiments.settings import Experiment
 from torchbayes.experiments.trained_run import TrainedRun
 from torchbayes.experiments.training import train_experiment
@@ -47,9 +47,9 @@ class Row:
     """A row of the table.
 
     Attributes:
-        name: What the table calls it.
-        experiment: Its settings; every run has its own seed in place of theirs.
-        last_of: The name of another row: no run of its own, but the last sample of that row's runs alone.
+        name: Name in the table.
+        experiment: Settings; the seed is replaced by each run's own.
+        last_of: Name of another row: score the last sample of that row's runs alone, without training.
     """
 
     name: str
@@ -63,14 +63,13 @@ def rows_from(
     flags: Mapping[str, Any],
     options: Mapping[str, Mapping[str, Any]],
 ) -> list[Row]:
-    """The rows of a recipe's [rows] table.
+    """Build the rows of a recipe's [rows] table.
 
     Args:
-        tables: By the row's name, settings of an experiment that differ from the shared ones, or
-            `last_of` alone.
-        settings: The shared ones.
-        flags: What was asked for on the command line, which counts for every row.
-        options: Method options from the command line, by the row's name.
+        tables: By row name, settings that differ from the shared ones, or `last_of` alone.
+        settings: Shared settings.
+        flags: Settings from the command line, which apply to every row.
+        options: Method options from the command line, by row name.
 
     Example:
         >>> tables = {"sampler": {"method": "sgld"}, "one": {"last_of": "sampler"}}
@@ -91,7 +90,7 @@ def rows_from(
         for key in ("data", "examples", "validation", "seed"):
             if key in table:
                 raise ValueError(
-                    f"row {name!r} has a {key} of its own: all rows of a comparison share it; set it above"
+                    f"row {name!r} sets {key}, which all rows of a comparison share: set it above the rows"
                 )
         own = {**settings, **table, **flags}
         own["options"] = {**own.get("options", {}), **options.get(name, {})}
@@ -100,15 +99,14 @@ def rows_from(
 
 
 def recipe_rows(settings: Mapping[str, Any]) -> tuple[Experiment, list[Row]]:
-    """What a recipe's settings ask for: what all runs share, and the rows.
+    """Return the shared settings and the rows of a recipe.
 
     Args:
-        settings: From `recipe_settings`. Rows are its [rows], else its [methods], else its one method.
+        settings: Result of `recipe_settings`. Rows are its [rows], else its [methods], else its one method.
     """
     shared = {key: value for key, value in settings.items() if key not in ("methods", "rows")}
-    method = shared.get("method", Experiment.method)
-    options = {method: shared.get("options", {})}
-    methods: Mapping[str, Any] = settings.get("methods", options)
+    one = {shared.get("method", Experiment.method): shared.get("options", {})}
+    methods: Mapping[str, Any] = settings.get("methods", one)
     lines = {name: {"method": name, "options": table} for name, table in methods.items()}
     rows = rows_from(settings.get("rows", lines), shared, {}, {})
     first = rows[0].experiment.method
@@ -121,9 +119,9 @@ class Job:
     """One run of a comparison, or the last sample of one.
 
     Attributes:
-        row: The row of the table that it is part of.
-        experiment: The settings, with a seed of its own.
-        folder: Where its scores are.
+        row: Row of the table.
+        experiment: Settings, with the seed of this run.
+        folder: Folder of the scores.
     """
 
     row: Row
@@ -132,12 +130,12 @@ class Job:
 
     @property
     def run_folder(self) -> Path:
-        """Where the run is; for the last sample of one, that of the whole run."""
+        """Folder of the run; for a last sample, that of the whole run."""
         return self.folder if self.row.last_of is None else self.folder.parent
 
     @property
     def scores(self) -> dict[str, Any] | None:
-        """The scores, if the run is finished and evaluated."""
+        """Scores, or None until the run is finished and evaluated."""
         file = self.folder / "scores.json"
         if not file.exists():
             return None
@@ -149,13 +147,13 @@ class Comparison:
     """A plan of rows × seeds.
 
     Args:
-        base: The settings that all runs share.
-        rows: What is compared.
-        seeds: One run of every row for each.
-        out: Where everything goes.
-        data_dir: Where the data is, if not in the usual place.
-        command: The command that repeats the comparison, for the page.
-        corruptions: Score every run on damaged test images too.
+        base: Settings that all runs share.
+        rows: Rows to compare.
+        seeds: Seeds; every row is run with each.
+        out: Output folder.
+        data_dir: Folder of the data, if not the usual one.
+        command: Command that repeats the comparison, for the report.
+        corruptions: Also score every run on corrupted test images.
     """
 
     def __init__(
@@ -174,9 +172,9 @@ class Comparison:
             Job(
                 row,
                 dataclasses.replace(row.experiment, seed=seed),
-                out / "runs" / f"{row.name}-{seed}"
-                if row.last_of is None
-                else out / "runs" / f"{row.last_of}-{seed}" / "last",
+                out
+                / "runs"
+                / (f"{row.last_of}-{seed}/last" if row.last_of else f"{row.name}-{seed}"),
             )
             for row in rows
             for seed in seeds
@@ -185,21 +183,18 @@ class Comparison:
 
     def run(
         self,
-        progress: Callable[[int, Job], Progress],
-        finished: Callable[[Job, dict[str, Any]], None],
-    ) -> Path:
-        """Do what is not done yet and write results.json; a run that fails does not stop the others.
+        progress: Callable[[int], Progress],
+        finished: Callable[[int, dict[str, Any]], None],
+    ) -> None:
+        """Complete the plan and write results.json; a run that fails does not stop the others.
 
         Args:
-            progress: Gives the progress display of the run with that number.
-            finished: Called with every run's scores.
-
-        Returns:
-            The path of results.json.
+            progress: Returns the progress display of the job with that number.
+            finished: Called with the number of each finished job and its scores.
         """
         RunFolder(self.out).prepare()
         self._check_finished()
-        # Loaded once: what depends on a run's seed is which of the examples it trains on.
+        # Loaded once: only which examples a run trains on depends on its seed.
         whole = load_data(self.base.data, data_dir=self.data_dir)
         ood = ood_for(whole, self.data_dir)
         self._save_images(whole, ood)
@@ -208,22 +203,21 @@ class Comparison:
             if scores is None or self._lacks_corruptions(job):
                 try:
                     if job.row.last_of is None:
-                        self._train(job, whole, progress(number, job))
+                        self._train(job, whole, progress(number))
                     scores = self._score(job, whole, ood)
                 except (TrainingError, ValueError, TypeError, RuntimeError, MemoryError) as error:
                     self.failed[job.row.name] = str(error) or type(error).__name__
                     self._write(whole, ood)
                     continue
-            finished(job, scores)
+            finished(number, scores)
             self._write(whole, ood)
-        return self.out / "results.json"
 
     def _check_finished(self) -> None:
-        """Raise a `RunError` if a run that is there already has other settings than its job."""
+        """Raise a `RunError` if an existing run has other settings than its job."""
         for job in self.jobs:
             there = RunFolder(job.run_folder)
             if there.config_file.exists() or job.scores is not None:
-                # A config.toml also holds what is not a setting, such as the training set's size.
+                # A config.toml also holds other things than settings, such as the training-set size.
                 there.check_config({**there.read_config(), **job.experiment.settings()})
 
     def _train(self, job: Job, whole: DataSet, progress: Progress) -> None:
@@ -244,13 +238,11 @@ class Comparison:
     def _write(self, data: DataSet, ood: OutOfDistribution) -> None:
         methods: dict[str, Any] = {}
         for job in self.jobs:
-            scores = job.scores
-            if scores is not None:
-                runs = methods.setdefault(job.row.name, [])
+            if (scores := job.scores) is not None:
                 folder = job.folder.relative_to(self.out).as_posix()
-                runs.append({"seed": job.experiment.seed, "folder": folder, **scores})
-        shared = self.base.settings()
-        shared.pop("method")
+                found = {"seed": job.experiment.seed, "folder": folder, **scores}
+                methods.setdefault(job.row.name, []).append(found)
+        shared = {key: value for key, value in self.base.settings().items() if key != "method"}
         if self.command is not None:
             shared["command"] = self.command
         results = {
@@ -271,14 +263,13 @@ class Comparison:
         row = next(job.row for job in self.jobs if job.row.name == name)
         method = METHODS[row.experiment.method]
         shared, own = self.base.settings(), row.experiment.settings()
-        about = {
-            "summary": method.summary
-            if row.last_of is None
-            else f"the last sample of {row.last_of} alone",
+        last = f"the last sample of {row.last_of} alone"
+        return {
+            "summary": method.summary if row.last_of is None else last,
             "paper": method.paper,
             "settings": {key: value for key, value in own.items() if value != shared[key]},
+            **_statistics(runs),
         }
-        return {**about, **_statistics(runs)}
 
     def _save_images(self, data: DataSet, ood: OutOfDistribution) -> None:
         if len(data.shape) != 3 or not isinstance(data.test, Split):
@@ -292,11 +283,10 @@ class Comparison:
 
 
 def _statistics(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Mean and spread over seeds of every score."""
-    names = [key for key in runs[0] if key not in ("seed", "folder")]
+    """Compute mean and spread over seeds of every score."""
     means: dict[str, Any] = {}
     spread: dict[str, Any] = {}
-    for name in names:
+    for name in (key for key in runs[0] if key not in ("seed", "folder")):
         values = [run[name] for run in runs if run.get(name) is not None]
         means[name] = statistics.fmean(values) if len(values) == len(runs) else None
         spread[name] = statistics.stdev(values) if len(values) == len(runs) > 1 else None

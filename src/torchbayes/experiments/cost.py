@@ -1,4 +1,4 @@
-"""What a run costs: the memory that training takes at its peak, and the numbers that a posterior stores."""
+"""Cost of a run: peak memory of training, and how many numbers the posterior stores."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ __all__ = ["PeakMemory", "peak_memory", "stored_numbers"]
 
 
 class PeakMemory:
-    """The bytes that the work inside `peak_memory` took at most; None where that is not known."""
+    """Peak memory in bytes of the code inside `peak_memory`; None where it cannot be measured."""
 
     bytes: int | None = None
 
 
 @contextmanager
 def peak_memory() -> Iterator[PeakMemory]:
-    """Measure how much memory the work inside takes on top of what was in use before.
+    """Measure how much memory the code inside takes on top of what was in use before.
 
-    On a GPU, what torch allocated there. On Linux, how far the process's resident memory rose, after
-    memory that earlier work had freed was given back; small networks disappear in its noise of about a
-    megabyte. Elsewhere nothing is known.
+    On a GPU, what torch allocated there. On Linux, the rise of the process's resident memory, after memory
+    freed earlier was returned to the system; small networks are lost in its noise of about a megabyte.
+    Elsewhere it is not measured.
 
     Example:
         >>> with peak_memory() as peak:
@@ -51,11 +51,11 @@ def peak_memory() -> Iterator[PeakMemory]:
 
 
 def _start() -> int | None:
-    """Give back what is free, reset the high-water mark, and read the memory in use."""
+    """Return free memory to the system, reset the high-water mark, and read the memory in use."""
     if not sys.platform.startswith("linux"):
         return None
     gc.collect()
-    # Another C library may hold back freed memory: that makes the figure a little smaller.
+    # Another C library may retain freed memory, which makes the figure a little smaller.
     with suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)
     try:
@@ -77,10 +77,6 @@ def _resident(field: str) -> int | None:
 
 
 def stored_numbers(posterior: Path) -> int:
-    """How many numbers a posterior's file, or folder of draws, holds.
-
-    Args:
-        posterior: What `Posterior.save` wrote.
-    """
+    """Count the numbers in a posterior's file or folder of draws, as written by `Posterior.save`."""
     files = sorted(posterior.glob("draw-*.safetensors")) if posterior.is_dir() else [posterior]
     return sum(t.numel() for file in files for t in read_tensors(file)[1].values())

@@ -1,20 +1,21 @@
-"""Whether the chains of a finished run agree, and its files diagnosis.json and traces.png."""
+"""Diagnose the chains of a finished run; writes diagnosis.json and traces.png to its folder."""
 
 from __future__ import annotations
 
-import json
+import statistics
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from torchbayes.checks.diagnosis import Quantity, diagnose, log_posterior
-from torchbayes.core.storage import atomic_path, write_text
+from torchbayes.core.storage import write_json
 from torchbayes.data import make_loader
+from torchbayes.experiments.evaluation import finite
 from torchbayes.experiments.options import translated
 from torchbayes.experiments.trained_run import TrainedRun
+from torchbayes.plots.figure import save_png
 from torchbayes.plots.traces import trace_figure
 from torchbayes.posterior import Samples
 from torchbayes.prior import as_prior
@@ -27,15 +28,15 @@ _TRAINING = 2000
 
 
 def diagnosis_of(run: Path, inputs: int = 200, data_dir: Path | None = None) -> dict[str, Any]:
-    """Diagnose a run and keep diagnosis.json and traces.png in its folder."""
+    """Diagnose a run and write diagnosis.json and traces.png to its folder."""
     if inputs < 1:
         raise ValueError(f"inputs is {inputs}: expected at least 1 test input to predict")
     trained = TrainedRun(run, data_dir)
     samples, method = trained.posterior(), find_method(trained.experiment.method)
     if not issubclass(method, SamplerMethod) or not isinstance(samples, Samples):
         raise ValueError(
-            f"{run} is of method {method.name!r}, which has no chains: diagnose a run of a sampler such as "
-            "atmc"
+            f"{run} was trained with method {method.name!r}, which has no chains: diagnose a sampler's run, "
+            "such as atmc's"
         )
     settings = {name: option.default for name, option in method_options(method).items()}
     settings |= translated(trained.experiment.options, steps_per_epoch=1)
@@ -64,46 +65,38 @@ def diagnosis_of(run: Path, inputs: int = 200, data_dir: Path | None = None) -> 
         "log_posterior": _summary(result.log_posterior),
         "layers": _layers(traces),
     }
-    write_text(trained.files.path / "diagnosis.json", json.dumps(found, indent=2) + "\n")
+    write_json(trained.files.path / "diagnosis.json", found)
     if traces:
-        with atomic_path(trained.files.path / "traces.png") as temporary:
-            trace_figure(traces).savefig(temporary, format="png")
+        save_png(trace_figure(traces), trained.files.path / "traces.png")
     return found
 
 
 def _some(trained: TrainedRun, split: Any, count: int) -> tuple[Tensor, Tensor]:
-    """The first examples of a split, normalised; of training data at most `count` of them."""
+    """Return the first examples of a split, at most `count`, normalised."""
     loader = make_loader(trained.data, split, min(count, len(split)))
     inputs, targets = next(iter(loader.batches(0)))
     return inputs, targets
 
 
 def _summary(quantity: Quantity) -> dict[str, float | None]:
-    """JSON has no NaN: a number that never changes has no R-hat and counts for nothing here."""
+    """Summarise R-hat and ESS, without the NaN of quantities that never change."""
     r, e = quantity.rhat, quantity.ess
     return {
-        "rhat_median": None if r is None else _finite(np.nanmedian(r)),
-        "rhat_worst": None if r is None else _finite(np.nanmax(r)),
-        "ess_median": _finite(np.nanmedian(e)),
-        "ess_least": _finite(np.nanmin(e)),
+        "rhat_median": None if r is None else finite(float(np.nanmedian(r))),
+        "rhat_worst": None if r is None else finite(float(np.nanmax(r))),
+        "ess_median": finite(float(np.nanmedian(e))),
+        "ess_least": finite(float(np.nanmin(e))),
     }
 
 
-def _finite(value: Any) -> float | None:
-    return float(value) if np.isfinite(value) else None
-
-
 def _layers(traces: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """Means over the second half of all chains."""
+    """Average the traces over the second half of all chains."""
     if not traces:
         return {}
     half = max(row["update"] for row in traces) / 2
     late = [row for row in traces if row["update"] > half]
     names = [n for n in ("temperature", "thermostat", "update_size") if n in late[0]]
     return {
-        layer: {
-            name: float(torch.tensor([row[name][layer] for row in late]).double().mean())
-            for name in names
-        }
+        layer: {name: statistics.fmean(row[name][layer] for row in late) for name in names}
         for layer in late[0][names[0]]
     }

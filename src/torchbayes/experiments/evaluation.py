@@ -1,24 +1,22 @@
-"""Scores of a finished run, and the files that they leave in its folder.
+"""Score a finished run and write the results to its folder.
 
-predictions.npz     what it predicts for the test set and for out-of-distribution inputs
+predictions.npz     predictions for the test set and for out-of-distribution inputs
 regression.npz      the same for a regression
 draws.json          a classifier's scores with the first 1, 2, 4, … draws
-corruptions.json    the scores on damaged test images, if asked for
-scores.json         everything else, and what the run cost
+corruptions.json    scores on corrupted test images, if asked for
+scores.json         all other scores, and the cost of the run
 """
 
 from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchbayes import metrics
-from torchbayes.core.storage import write_text
+from torchbayes.core.storage import write_json
 from torchbayes.data import OutOfDistribution, noise_for, ood_for
 from torchbayes.data.transform import Normalise
 from torchbayes.experiments.cost import stored_numbers
@@ -28,9 +26,9 @@ from torchbayes.experiments.trained_run import TrainedRun
 from torchbayes.predict.results import ClassPredictive, RegressionPredictive
 from torchbayes.predict.running import RunningCategorical, RunningPredictive
 
-__all__ = ["evaluate", "finite", "write_json"]
+__all__ = ["evaluate", "finite"]
 
-_DAMAGED_DRAWS = 16  # for 31 times the images: enough to tell methods apart, at half the time of 32
+_CORRUPTION_DRAWS = 16  # for 31 times the images: enough to compare methods, in half the time of 32
 
 
 def evaluate(
@@ -41,14 +39,14 @@ def evaluate(
     last: bool = False,
     corruptions: bool = False,
 ) -> dict[str, float | None]:
-    """Score a run on its test set, and keep predictions and scores in its folder.
+    """Score a run on its test set, and write predictions and scores to its folder.
 
     Args:
-        run: The run.
-        samples: The draws to predict with; the run's own setting if None.
-        ood: The out-of-distribution inputs; the usual ones for the data if None.
-        last: Score the last of a sampler's samples alone, and keep the files in the folder `last`.
-        corruptions: Score damaged test images too.
+        run: Run to score.
+        samples: Number of draws, by default the run's own setting.
+        ood: Out-of-distribution inputs, by default the usual ones for the data.
+        last: Score a sampler's last sample alone, and write the files to the subfolder `last`.
+        corruptions: Also score corrupted test images.
     """
     data = run.data
     ood = ood_for(data, run.data_dir) if ood is None else ood
@@ -64,7 +62,7 @@ def evaluate(
         assert isinstance(other, ClassPredictive)
         predictions = Predictions.of(test, targets, other)
         predictions.save(folder / "predictions.npz")
-        write_json(folder / "draws.json", _course(test, targets))
+        write_json(folder / "draws.json", _scores_by_draws(test, targets))
         noise = noise_for(data)
         if noise is not None:
             blank = run.predict(normalise(noise.inputs, torch.Generator()), samples, last=last)
@@ -78,7 +76,7 @@ def evaluate(
     scores = {key: finite(value) for key, value in (predictions.scores() | extra).items()}
     scores |= _cost(run, last)
     if corruptions:
-        draws = min(_DAMAGED_DRAWS, run.experiment.samples if samples is None else samples)
+        draws = min(_CORRUPTION_DRAWS, run.experiment.samples if samples is None else samples)
         damaged = corruption_scores(lambda batches: run.predict(batches, draws, last=last), data)
         write_json(folder / "corruptions.json", damaged | {"draws": draws})
     write_json(folder / "scores.json", scores)
@@ -86,7 +84,7 @@ def evaluate(
 
 
 def _cost(run: TrainedRun, last: bool) -> dict[str, float | None]:
-    """Time, memory and storage; one sample of a run shares its time and has no memory of its own."""
+    """Collect time, memory and storage; a single sample has its run's time and no memory figure."""
     rows, file = run.files.read_metrics(), run.files.path / "cost.json"
     seconds = float(rows[-1]["seconds"]) if rows else None
     weights = float(sum(p.numel() for p in run.model.parameters()))
@@ -100,8 +98,8 @@ def _cost(run: TrainedRun, last: bool) -> dict[str, float | None]:
     return cost
 
 
-def _course(test: RunningPredictive, targets: Tensor) -> list[dict[str, float]]:
-    """The scores of the average over the first 1, 2, 4, … draws."""
+def _scores_by_draws(test: RunningPredictive, targets: Tensor) -> list[dict[str, float]]:
+    """Score the averages over the first 1, 2, 4, … draws."""
     return [
         {
             "draws": draws,
@@ -112,11 +110,6 @@ def _course(test: RunningPredictive, targets: Tensor) -> list[dict[str, float]]:
     ]
 
 
-def write_json(file: Path, content: Any) -> None:
-    """Write a table for people and programs to read."""
-    write_text(file, json.dumps(content, indent=2) + "\n")
-
-
 def finite(value: float) -> float | None:
-    """JSON has neither NaN nor infinity: what is undefined or unbounded is null."""
+    """Replace NaN and infinity, which JSON does not have, by None."""
     return value if math.isfinite(value) else None

@@ -1,6 +1,6 @@
-"""A method's options as recipes, run folders and the command line spell them, and as Python takes them.
+"""Translate a method's options from recipes, run folders and the command line to Python.
 
-Text cannot hold a prior or a function, and a recipe counts in epochs. What is translated, and nowhere else:
+Text cannot hold a prior or a function, and a recipe counts in epochs. Translated here and nowhere else:
 
 | in a recipe | in Python |
 | --- | --- |
@@ -37,32 +37,27 @@ _EPOCHS, _STEPS = "_epochs", "_steps"
 
 
 def option_names(method: type[Method]) -> list[str]:
-    """Return the names by which a recipe may set a method's options."""
+    """Return the names that a recipe may use for a method's options."""
     names = list(method_options(method))
     return names + [n.removesuffix(_STEPS) + _EPOCHS for n in names if n.endswith(_STEPS)]
 
 
 def check_spelling(method: type[Method], options: Mapping[str, Any]) -> None:
-    """Raise a `ValueError` for the first option that `method` does not have or that has no such value."""
-    known = method_options(method)
-    epochs = {n for n in options if n.endswith(_EPOCHS) and _in_steps(n) in known}
-    check_options(method, [name for name in options if name not in epochs])
+    """Raise a `ValueError` for the first unknown option or value."""
+    known = option_names(method)
+    check_options(method, [name for name in options if name not in known])
     translated(options, steps_per_epoch=1)
 
 
-def _in_steps(name: str) -> str:
-    return name.removesuffix(_EPOCHS) + _STEPS
-
-
 def translated(options: Mapping[str, Any], steps_per_epoch: int) -> dict[str, Any]:
-    """Return the options as Python takes them.
+    """Return the options as arguments in Python.
 
     Args:
-        options: As a recipe has them.
-        steps_per_epoch: The updates in an epoch.
+        options: Options of a recipe.
+        steps_per_epoch: Number of updates in an epoch.
 
     Raises:
-        ValueError: If a name stands for nothing; the message lists those that do.
+        ValueError: For an unknown name; the message lists the known ones.
 
     Example:
         >>> from torchbayes.experiments.options import translated
@@ -73,7 +68,7 @@ def translated(options: Mapping[str, Any], steps_per_epoch: int) -> dict[str, An
     result: dict[str, Any] = {}
     for name, value in options.items():
         if name.endswith(_EPOCHS):
-            result[_in_steps(name)] = round(value * steps_per_epoch)
+            result[name.removesuffix(_EPOCHS) + _STEPS] = round(value * steps_per_epoch)
         elif name == "prior" and isinstance(value, (str, Mapping)):
             result[name] = _prior(value)
         elif name == "latent":

@@ -1,4 +1,4 @@
-"""Recipes: TOML files that carry every setting of an experiment."""
+"""Recipes: TOML files with all settings of an experiment."""
 
 from __future__ import annotations
 
@@ -15,24 +15,20 @@ _FOR_READERS = ("title", "paper", "note", "reported", "after", "continual")
 
 
 def recipe_folder() -> Path:
-    """The folder of recipes: inside an installed package, beside `src` in a checkout."""
+    """Return the folder of recipes: inside an installed package, beside `src` in a checkout."""
     here = Path(__file__).resolve().parents[1]
     inside = here / "_recipes"
     return inside if inside.is_dir() else here.parents[1] / "recipes"
 
 
 def recipe_names() -> list[str]:
-    """The names of all recipes, `paper/name`."""
+    """Return the names of all recipes, `paper/name`."""
     files = recipe_folder().glob("*/*.toml")
     return sorted(f.relative_to(recipe_folder()).with_suffix("").as_posix() for f in files)
 
 
 def find_recipe(name: str) -> Path:
-    """The file of the recipe `paper/name`.
-
-    Raises:
-        ValueError: If there is none.
-    """
+    """Return the file of the recipe `paper/name`, or raise a `ValueError`."""
     if name not in recipe_names():
         raise ValueError(
             f"there is no recipe {name!r}: choose one of {', '.join(recipe_names()) or '(none installed)'}"
@@ -41,7 +37,7 @@ def find_recipe(name: str) -> Path:
 
 
 def recipe_settings(path: Path, *, cpu: bool = False) -> dict[str, Any]:
-    """The settings of a recipe: its top-level keys, with those of its [cpu] table on top if asked for.
+    """Return the settings of a recipe: its top-level keys, with its [cpu] table merged in if asked for.
 
     `title`, `paper` and the [reported] table are for readers, [methods] and [rows] for `compare`.
     """
@@ -55,7 +51,7 @@ def recipe_settings(path: Path, *, cpu: bool = False) -> dict[str, Any]:
 
 
 def _merged(table: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """`table` with the values of `over`, tables inside it merged likewise."""
+    """Merge the values of `over` into a copy of `table`, recursively."""
     result = dict(table)
     for key, value in over.items():
         below = result.get(key)

@@ -1,4 +1,4 @@
-"""What a run of a recipe measured and all that is needed to repeat it: one small JSON file per recipe."""
+"""Results of a recipe and everything needed to repeat it: one small JSON file per recipe."""
 
 from __future__ import annotations
 
@@ -187,20 +187,11 @@ def record_of(
             calibration[row] = tuple(Bins.of(Predictions.load(file)) for file in files)
     shared = {k: v for k, v in results["settings"].items() if k not in ("command", "seeds", "seed")}
     return Record(
-        recipe=recipe,
-        title=title,
-        size=size,
-        command=command,
-        **provenance(),
-        finished=results["created"],
-        seconds=round(seconds, 1),
-        seeds=tuple(results["settings"]["seeds"]),
-        settings=shared,
+        recipe, title, size, command, **provenance(), finished=results["created"],
+        seconds=round(seconds, 1), seeds=tuple(results["settings"]["seeds"]), settings=shared,
         own={row: summary.get("settings", {}) for row, summary in results["methods"].items()},
-        rows=rows,
-        curves=curves,
-        calibration=calibration,
-    )
+        rows=rows, curves=curves, calibration=calibration,
+    )  # fmt: skip
 
 
 def _curves(folders: Sequence[Path]) -> dict[str, tuple[tuple[float, ...], ...]]:

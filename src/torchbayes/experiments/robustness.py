@@ -1,4 +1,4 @@
-"""Scores under shift: a run's accuracy, NLL and calibration on damaged test images."""
+"""Scores under shift: accuracy, NLL and calibration on corrupted test images."""
 
 from __future__ import annotations
 
@@ -17,29 +17,25 @@ from torchbayes.predict.results import Predictive
 
 __all__ = ["corruption_scores"]
 
-_EXAMPLES = 1000
-
 
 def corruption_scores(
-    predict: Callable[[Iterator[Tensor]], Predictive], data: DataSet, examples: int = _EXAMPLES
+    predict: Callable[[Iterator[Tensor]], Predictive], data: DataSet, examples: int = 1000
 ) -> dict[str, Any]:
-    """Score a classifier on every kind and severity of corruption, and on the same images undamaged.
+    """Score a classifier on every kind and severity of corruption, and on the clean images.
 
-    All are predicted in one go, so that the draws of the weights are made once.
+    All are predicted in one call, so that the weights are drawn once.
 
     Args:
         predict: Predicts batches of normalised inputs with class probabilities.
-        data: The data set; images.
-        examples: How many test images to use, evenly spaced: 31 sets of them are predicted.
+        data: Data set of images.
+        examples: Number of test images to use, evenly spaced: 31 sets of them are predicted.
 
     Returns:
         `note`, `examples`, the scores of the `clean` images, and under `kinds` for each kind a list of
         scores from severity 1 to 5.
     """
     if len(data.shape) != 3 or not data.classes:
-        raise ValueError(
-            f"{data.name} has no images of classes to corrupt: leave out --corruptions"
-        )
+        raise ValueError(f"{data.name} has no labelled images to corrupt: leave out --corruptions")
     images, targets = _images(data, examples)
     normalise = Normalise(data.mean, data.std)
     sets = [(kind, severity) for kind in CORRUPTIONS for severity in SEVERITIES]

@@ -1,14 +1,12 @@
-"""Scores of a posterior on test data: predictions kept on disk, numbers computed from them alone."""
+"""Predictions saved to disk, and the scores that are computed from them alone."""
 
 from __future__ import annotations
 
 import zipfile
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,20 +16,46 @@ from torchbayes import metrics
 from torchbayes.core.storage import atomic_path
 from torchbayes.predict.results import ClassPredictive, RegressionPredictive, like_predictions
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 __all__ = ["Predictions", "RegressionPredictions"]
 
 
+class _Archive:
+    """A dataclass of tensors and whole numbers, saved as a NumPy archive."""
+
+    def save(self, path: str | Path) -> None:
+        """Write a NumPy archive of plain arrays."""
+        arrays: dict[str, Any] = {k: np.asarray(v) for k, v in vars(self).items() if v is not None}
+        with atomic_path(path) as temporary, temporary.open("wb") as file:
+            np.savez_compressed(file, **arrays)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read an archive written by `save`; never unpickles."""
+        try:
+            with Path(path).open("rb") as raw, np.load(raw, allow_pickle=False) as file:
+                arrays = {name: file[name] for name in file.files}
+            # Only whole numbers are saved without dimensions.
+            return cls(**{k: torch.from_numpy(v) if v.ndim else int(v) for k, v in arrays.items()})
+        except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+            raise ValueError(
+                f"{path} is not a file of predictions: run `torchbayes evaluate`"
+            ) from error
+
+
 @dataclass(frozen=True)
-class Predictions:
-    """Class probabilities of a test set and, if there is one, of an out-of-distribution set.
+class Predictions(_Archive):
+    """Class probabilities for a test set and, optionally, an out-of-distribution set.
 
     Attributes:
-        probs: The averaged probabilities, (examples, classes).
-        aleatoric: The expected entropy of every example.
-        targets: The true classes.
-        ood_probs: The same for the out-of-distribution set, or None.
-        ood_aleatoric: The same for the out-of-distribution set, or None.
-        draws: The number of weight draws behind them.
+        probs: Averaged probabilities, (examples, classes).
+        aleatoric: Expected entropy of each example.
+        targets: True classes.
+        ood_probs: `probs` of the out-of-distribution set, or None.
+        ood_aleatoric: `aleatoric` of the out-of-distribution set, or None.
+        draws: Number of weight draws that were averaged.
     """
 
     probs: Tensor
@@ -45,7 +69,7 @@ class Predictions:
     def of(
         cls, test: ClassPredictive, targets: Tensor, ood: ClassPredictive | None = None
     ) -> Predictions:
-        """Keep what is needed of two predictives."""
+        """Collect the predictions of two predictives."""
         return cls(
             test.probs.cpu(),
             test.aleatoric.cpu(),
@@ -57,18 +81,18 @@ class Predictions:
 
     @property
     def test(self) -> ClassPredictive:
-        """The test set's predictive."""
+        """Predictive of the test set."""
         return ClassPredictive(self.probs, self.aleatoric, self.draws)
 
     @property
     def ood(self) -> ClassPredictive | None:
-        """The out-of-distribution set's predictive."""
+        """Predictive of the out-of-distribution set."""
         if self.ood_probs is None or self.ood_aleatoric is None:
             return None
         return ClassPredictive(self.ood_probs, self.ood_aleatoric, self.draws)
 
     def scores(self) -> dict[str, float]:
-        """All scores that the predictions allow; see `torchbayes.metrics.classification_scores`."""
+        """Compute every score of `torchbayes.metrics.classification_scores` that the predictions allow."""
         ood = self.ood
         return metrics.classification_scores(
             self.probs,
@@ -78,29 +102,17 @@ class Predictions:
             ood_mutual_information=None if ood is None else ood.epistemic,
         )
 
-    def save(self, path: str | Path) -> None:
-        """Write a NumPy archive of plain arrays."""
-        _write(path, vars(self))
-
-    @classmethod
-    def load(cls, path: str | Path) -> Predictions:
-        """Read what `save` wrote; never unpickles."""
-        with _reading(path):
-            arrays = _read(path)
-            draws = int(arrays.pop("draws"))
-            return cls(**arrays, draws=draws)
-
 
 @dataclass(frozen=True)
-class RegressionPredictions:
-    """Predicted values of a test set, draw by draw, and the doubt about an out-of-distribution set.
+class RegressionPredictions(_Archive):
+    """Predicted values for a test set, by draw, and the uncertainty about an out-of-distribution set.
 
     Attributes:
-        means: What every draw predicts, (draws, examples, targets).
-        stds: The noise that every draw predicts, likewise.
-        targets: The true values, (examples, targets).
-        ood_epistemic: The standard deviation of the predicted mean over draws on the
-            out-of-distribution set, or None.
+        means: Mean predicted by each draw, (draws, examples, targets).
+        stds: Noise predicted by each draw, (draws, examples, targets).
+        targets: True values, (examples, targets).
+        ood_epistemic: Standard deviation over draws of the predicted mean on the out-of-distribution
+            set, or None.
     """
 
     means: Tensor
@@ -112,7 +124,7 @@ class RegressionPredictions:
     def of(
         cls, test: RegressionPredictive, targets: Tensor, ood: RegressionPredictive | None = None
     ) -> RegressionPredictions:
-        """Keep what is needed of two predictives."""
+        """Collect the predictions of two predictives."""
         means = test.means.cpu()
         return cls(
             means,
@@ -122,54 +134,11 @@ class RegressionPredictions:
         )
 
     def scores(self) -> dict[str, float]:
-        """The scores of `torchbayes.metrics.regression_scores`, and of detection by epistemic doubt."""
+        """Compute `torchbayes.metrics.regression_scores`, and detection by epistemic uncertainty."""
         table = metrics.regression_scores(self.means, self.stds, self.targets)
         if self.ood_epistemic is not None:
             known = self.means.std(0, correction=0)
-            # Several targets are one doubt: the norm of theirs.
-            pair = [doubt.flatten(1).norm(dim=1) for doubt in (known, self.ood_epistemic)]
+            # The uncertainty of several targets is the norm of theirs.
+            pair = [part.flatten(1).norm(dim=1) for part in (known, self.ood_epistemic)]
             table["auroc_ood"] = metrics.auroc(*pair)
         return table
-
-    def save(self, path: str | Path) -> None:
-        """Write a NumPy archive of plain arrays."""
-        _write(path, vars(self))
-
-    @classmethod
-    def load(cls, path: str | Path) -> RegressionPredictions:
-        """Read what `save` wrote; never unpickles."""
-        with _reading(path):
-            return cls(**_read(path))
-
-
-def _write(path: str | Path, fields: dict[str, Any]) -> None:
-    arrays: dict[str, Any] = {
-        name: value.numpy() if isinstance(value, Tensor) else np.asarray(value)
-        for name, value in fields.items()
-        if value is not None
-    }
-    with atomic_path(path) as temporary, temporary.open("wb") as file:
-        np.savez_compressed(file, **arrays)
-
-
-def _read(path: str | Path) -> dict[str, Any]:
-    with Path(path).open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-        return {name: torch.from_numpy(file[name]) for name in file.files}
-
-
-@contextmanager
-def _reading(path: str | Path) -> Iterator[None]:
-    try:
-        yield
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-        EOFError,
-        zipfile.BadZipFile,
-        zlib.error,
-    ) as error:
-        raise ValueError(
-            f"{path} is not a file of predictions: run `torchbayes evaluate`"
-        ) from error

@@ -1,6 +1,6 @@
-"""The settings of one training run, as recipes and run folders hold them, and what they name.
+"""Settings of one training run, as stored in recipes and run folders.
 
-A file has a flat table of settings, `SETTINGS`; here the learning rate's course is one `Schedule`.
+A file has a flat table of settings, `SETTINGS`; here the schedule is a single `Schedule`.
 """
 
 from __future__ import annotations
@@ -39,26 +39,26 @@ class Experiment:
     """Every setting of a run; the defaults suit `digits`.
 
     Args:
-        data: A data set's name or a folder of images.
-        model: A network's name; empty for the usual one for the data.
-        method: A method's name.
-        epochs: How often to go through the training set.
-        batch_size: The examples per update.
-        samples: The draws to predict with.
+        data: Name of a data set, or a folder of images.
+        model: Name of a network; empty for the data set's default.
+        method: Name of a method.
+        epochs: Passes through the training set.
+        batch_size: Examples per update.
+        samples: Posterior draws to predict with.
         seed: Random seed.
-        validation: The share of the training set to hold out and score after every epoch.
-        examples: Train on this many examples, drawn at random; 0 for all of them.
+        validation: Share of the training set to hold out and score after every epoch.
+        examples: Number of training examples, drawn at random; 0 for all.
         augment: Use the data set's usual augmentation.
-        schedule: The learning rate's course. In a file its name is `schedule`, and its other arguments
-            are settings of their own.
-        clip_norm: The largest norm that a gradient may have; 0 for no limit.
+        schedule: Learning-rate schedule. In a file its name is `schedule`, and its other arguments are
+            separate settings.
+        clip_norm: Largest gradient norm; 0 for no limit.
         amp: bfloat16 or float16 for mixed precision; empty for none.
-        accumulate: The pieces in which each update's gradient is computed.
-        noise: In a regression, the targets' Gaussian noise: learned (one level), fixed, or predicted by
-            the network for every input.
-        noise_std: Its standard deviation if it is fixed, where learning starts if it is learned.
-        model_options: The network's own options.
-        options: The method's own options.
+        accumulate: Gradient-accumulation steps.
+        noise: Gaussian noise of a regression's targets: learned (one level), fixed, or predicted by the
+            network for every input.
+        noise_std: Standard deviation of fixed noise, or the initial value of learned noise.
+        model_options: Options of the network.
+        options: Options of the method.
     """
 
     data: str = "digits"
@@ -82,11 +82,11 @@ class Experiment:
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any], where: str) -> Experiment:
-        """Build one from a flat table of settings, and check it.
+        """Build an experiment from a flat table of settings, and check it.
 
         Args:
             settings: Some of `SETTINGS`.
-            where: What to call the table in a message.
+            where: Name of the table in messages.
 
         Example:
             >>> Experiment.from_settings({"schedule": "cyclic", "cycles": 4}, "here").schedule.cycles
@@ -94,7 +94,7 @@ class Experiment:
         """
         check_keys(settings, SETTINGS, where)
         own: dict[str, Any] = {}
-        course: dict[str, Any] = {}
+        schedule_args: dict[str, Any] = {}
         for key, value in settings.items():
             default = SETTINGS[key]
             if isinstance(default, float) and type(value) is int:
@@ -106,20 +106,20 @@ class Experiment:
                     f"{where}: {key} is {value!r}, expected a value such as {default!r}"
                 )
             if key == "schedule":
-                course["name"] = value
+                schedule_args["name"] = value
             else:
-                (course if key in _COURSE else own)[key] = value
-        return cls(**own, schedule=Schedule(**course)).check()
+                (schedule_args if key in _SCHEDULE_KEYS else own)[key] = value
+        return cls(**own, schedule=Schedule(**schedule_args)).check()
 
     def settings(self) -> dict[str, Any]:
-        """The flat table that `from_settings` takes."""
+        """Return the flat table that `from_settings` takes."""
         flat: dict[str, Any] = {}
         for name, value in dataclasses.asdict(self).items():
             flat |= self.schedule.settings() if name == "schedule" else {name: value}
         return flat
 
     def check(self) -> Experiment:
-        """Raise a `ValueError` for names and numbers that cannot be right; return the same experiment."""
+        """Return the experiment, or raise a `ValueError` for an invalid name or number."""
         check_spelling(find_method(self.method), self.options)
         for name in ("epochs", "batch_size", "samples", "accumulate"):
             if getattr(self, name) < 1:
@@ -132,7 +132,7 @@ class Experiment:
             )
         if self.examples < 0:
             raise ValueError(
-                f"examples is {self.examples}: expected how many to train on, or 0 for all"
+                f"examples is {self.examples}: expected the number to train on, or 0 for all"
             )
         if self.noise not in _NOISES:
             raise ValueError(f"noise is {self.noise!r}: expected {' or '.join(_NOISES)}")
@@ -145,16 +145,16 @@ class Experiment:
         )
 
     def likelihood(self, data: DataSet) -> Likelihood:
-        """What the network's outputs mean: classes if `data` has them, else numbers with noise."""
+        """Return the likelihood: categorical if `data` has classes, else Gaussian noise."""
         return Categorical() if data.classes else self._noise()
 
     @property
     def network(self) -> str:
-        """The network's name, the data's usual one if none is set."""
+        """Name of the network, by default the data set's usual one."""
         return self.model if self.model else _USUAL_MODEL.get(self.data, ("lenet5",))[0]
 
     def model_factory(self, data: DataSet) -> Callable[[], nn.Module]:
-        """A function that makes the network for `data`, after one trial that shows it can."""
+        """Return a function that builds the network for `data`, after testing that it can."""
         usual = {} if self.model else _USUAL_MODEL.get(self.data, ("", {}))[1]
         options = {**usual, **self.model_options}
         targets = data.num_targets * (2 if self.noise == "predicted" else 1)
@@ -168,15 +168,11 @@ class Experiment:
         return make
 
     def load_data(self, data_dir: Path | None) -> DataSet:
-        """Load the data, split as the settings ask for."""
+        """Load the data and split it according to the settings."""
         return self.split(load_data(self.data, data_dir=data_dir))
 
     def split(self, whole: DataSet) -> DataSet:
-        """Hold out the validation split and keep as many training examples as asked for, drawn by the seed.
-
-        Args:
-            whole: The data set as it was loaded; it stays as it is, and is the result if nothing is drawn.
-        """
+        """Hold out the validation split and draw the training examples; `whole` is not changed."""
         data = hold_out(whole, self.validation, self.seed)
         if self.examples == 0:
             return data
@@ -190,13 +186,13 @@ class Experiment:
 
 
 SETTINGS: Mapping[str, Any] = Experiment().settings()
-"""Every setting that a recipe or a config.toml may have, with its default."""
+"""All settings of a recipe or a config.toml, with their defaults."""
 
-_COURSE = Schedule().settings().keys()
+_SCHEDULE_KEYS = Schedule().settings().keys()
 
 
 def check_keys(table: Mapping[str, Any], known: Iterable[str], where: str) -> None:
-    """Raise a `ValueError` that names the first key of `table` that is not a known one."""
+    """Raise a `ValueError` that names the first unknown key of `table`."""
     names = list(known)
     for key in table:
         if key not in names:

@@ -13,7 +13,7 @@ from torchbayes.experiments.settings import SETTINGS, Experiment
 from torchbayes.likelihood import GaussianNoise, Likelihood
 from torchbayes.posterior import Point, Posterior, PosteriorFileError, Samples, load
 from torchbayes.predict.predictive import predictive
-from torchbayes.predict.results import Predictive
+from torchbayes.predict.results import ClassPredictive, Predictive
 from torchbayes.train.run_folder import RunError, RunFolder
 
 __all__ = ["TrainedRun"]
@@ -23,10 +23,10 @@ class TrainedRun:
     """A finished run.
 
     Args:
-        folder: The run folder.
-        data_dir: Where its data is, if not in the usual place.
-        experiment: Its settings, if they are at hand; otherwise those of its config.toml.
-        data: Its data, as `experiment.load_data` gives it, if it is at hand; otherwise it is loaded.
+        folder: Run folder.
+        data_dir: Folder of the data, if not the usual one.
+        experiment: Settings of the run, read from its config.toml by default.
+        data: Result of `experiment.load_data`, loaded by default.
     """
 
     def __init__(
@@ -42,8 +42,13 @@ class TrainedRun:
         self.data = self.experiment.load_data(data_dir) if data is None else data
         self.model = self.experiment.model_factory(self.data)()
 
+    def require_classes(self, reason: str) -> None:
+        """Raise a `ValueError` that gives the reason if the run is a regression."""
+        if not self.data.classes:
+            raise ValueError(f"{self.files.path} is a regression on {self.data.name}: {reason}")
+
     def posterior(self) -> Posterior:
-        """The run's result."""
+        """Load the posterior."""
         if not self.files.posterior_file.exists():
             raise RunError(
                 f"{self.files.path} has no posterior yet: finish it with the command that started it and "
@@ -55,7 +60,7 @@ class TrainedRun:
             raise RunError(str(error)) from error
 
     def last_sample(self) -> Point:
-        """The last of a sampler's samples as a posterior of its own: what one network of them is worth."""
+        """Return a sampler's last sample alone, as a posterior of one network."""
         posterior = self.posterior()
         if not isinstance(posterior, Samples):
             raise RunError(
@@ -65,14 +70,14 @@ class TrainedRun:
         return Point(posterior[-1], model_name=posterior.model_name)
 
     def likelihood(self) -> Likelihood:
-        """What the network's outputs mean, with the noise that was learned in training."""
+        """Return the likelihood, with the noise level that was learned in training."""
         likelihood = self.experiment.likelihood(self.data)
         if isinstance(likelihood, GaussianNoise) and likelihood.learned:
             state = self.files.read_checkpoint()
             if state is None:
                 raise RunError(
-                    f"{self.files.checkpoint_file} is missing, which has the noise level that was learned: "
-                    "train the run again"
+                    f"{self.files.checkpoint_file} is missing, which holds the learned noise level: train "
+                    "the run again"
                 )
             likelihood.load_state_dict(state["likelihood"])
         return likelihood
@@ -81,21 +86,19 @@ class TrainedRun:
         self,
         inputs: Any,
         samples: int | None = None,
-        seed: int = 0,
         *,
         last: bool = False,
         posterior: Posterior | None = None,
         likelihood: Likelihood | None = None,
     ) -> Predictive:
-        """Predict inputs that are normalised already.
+        """Predict inputs that are already normalised.
 
         Args:
-            inputs: What `torchbayes.predictive` takes.
-            samples: The draws to predict with; the run's own setting if None.
-            seed: Random seed of the draws.
-            last: Use the last of a sampler's samples alone.
-            posterior: Use another posterior than the run's, such as a pruned one.
-            likelihood: What the outputs mean, if not the run's own.
+            inputs: Inputs for `torchbayes.predictive`.
+            samples: Number of draws, by default the run's own setting.
+            last: Use a sampler's last sample alone.
+            posterior: Posterior to use instead of the run's, such as a pruned one.
+            likelihood: Likelihood to use instead of the run's.
         """
         if posterior is None:
             posterior = self.last_sample() if last else self.posterior()
@@ -105,22 +108,30 @@ class TrainedRun:
             inputs,
             self.experiment.samples if samples is None else samples,
             self.likelihood() if likelihood is None else likelihood,
-            torch.Generator().manual_seed(seed),
+            torch.Generator().manual_seed(0),
         )
 
     def predict_split(
         self, split: Split | ImageFolder, samples: int | None = None, **options: Any
     ) -> tuple[Predictive, Tensor]:
-        """Predict a split of the run's data, and give its targets beside the predictions.
+        """Predict a split of the run's data, and return the predictions and the targets.
 
         Args:
-            split: Such as `run.data.test`.
-            samples: The draws to predict with; the run's own setting if None.
-            **options: As for `predict`.
+            split: Split, such as `run.data.test`.
+            samples: Number of draws, by default the run's own setting.
+            **options: Further arguments of `predict`.
         """
         loader = make_loader(self.data, split, 1000)
         targets = torch.cat([batch[1] for batch in loader.batches(0)])
         return self.predict(loader, samples, **options), targets
+
+    def classify_split(
+        self, split: Split | ImageFolder, samples: int | None = None, **options: Any
+    ) -> tuple[ClassPredictive, Tensor]:
+        """Do the same as `predict_split` for a classifier."""
+        predictive, targets = self.predict_split(split, samples, **options)
+        assert isinstance(predictive, ClassPredictive)
+        return predictive, targets
 
 
 def _settings_of(files: RunFolder) -> Experiment:

@@ -1,4 +1,4 @@
-"""Training an experiment: how many threads it gets, and what memory it takes."""
+"""Train an experiment with a suitable number of threads, and measure its peak memory."""
 
 from __future__ import annotations
 
@@ -40,56 +40,39 @@ def train_experiment(
     progress: bool | Progress = True,
     logger: Logger | None = None,
 ) -> Run:
-    """Train as the settings say and leave the result in a run folder.
+    """Train with the given settings and write the result to a run folder.
 
     Args:
-        experiment: The settings.
-        folder: The run folder.
-        data: What `experiment.load_data` gives.
-        resume: Go on with the run in `folder`, if there is one.
-        checkpoint_seconds: The time between checkpoints.
-        progress: Show a progress bar; or the object that shows it.
+        experiment: Settings.
+        folder: Run folder.
+        data: Result of `experiment.load_data`.
+        resume: Continue the run in `folder`, if there is one.
+        checkpoint_seconds: Seconds between checkpoints.
+        progress: Whether to show a progress bar, or a custom display.
         logger: Receives per-epoch metrics and the posterior's path.
     """
     make = experiment.model_factory(data)
     device = "cuda" if torch.cuda.is_available() else None
     with distributed.process_group():
         alone = find_method(experiment.method).one_per_rank
+        rank, world = (0, 1) if alone else (distributed.rank(), distributed.world_size())
         loader = make_loader(
-            data,
-            data.train,
-            experiment.batch_size,
-            shuffle=True,
-            augment=experiment.augment,
-            seed=experiment.seed,
-            rank=0 if alone else distributed.rank(),
-            world_size=1 if alone else distributed.world_size(),
-        )
+            data, data.train, experiment.batch_size, shuffle=True, augment=experiment.augment,
+            seed=experiment.seed, rank=rank, world_size=world,
+        )  # fmt: skip
         held_out = None if data.validation is None else make_loader(data, data.validation, 512)
         with _threads_for(make, experiment.batch_size):
             _warm_up(experiment, data, make, device)
             with peak_memory() as peak:
                 run = fit(
-                    make,
-                    loader,
-                    experiment.method,
-                    epochs=experiment.epochs,
-                    likelihood=experiment.likelihood(data),
-                    validation=held_out,
-                    schedule=experiment.schedule,
-                    clip_norm=experiment.clip_norm if experiment.clip_norm else None,
-                    amp=experiment.amp if experiment.amp else None,
-                    accumulate=experiment.accumulate,
-                    seed=experiment.seed,
-                    device=device,
-                    folder=folder,
-                    resume=resume,
-                    checkpoint_seconds=checkpoint_seconds,
-                    config=experiment.settings(),
-                    progress=progress,
-                    logger=logger,
-                    **translated(experiment.options, len(loader)),
-                )
+                    make, loader, experiment.method, epochs=experiment.epochs,
+                    likelihood=experiment.likelihood(data), validation=held_out,
+                    schedule=experiment.schedule, clip_norm=experiment.clip_norm or None,
+                    amp=experiment.amp or None, accumulate=experiment.accumulate,
+                    seed=experiment.seed, device=device, folder=folder, resume=resume,
+                    checkpoint_seconds=checkpoint_seconds, config=experiment.settings(),
+                    progress=progress, logger=logger, **translated(experiment.options, len(loader)),
+                )  # fmt: skip
         if distributed.rank() == 0 and peak.bytes is not None:
             _note_peak(folder, peak.bytes)
         return run
@@ -99,7 +82,7 @@ def train_experiment(
 def _threads_for(make: Callable[[], nn.Module], batch_size: int) -> Iterator[None]:
     """Use one thread for a network so small that threads would mostly wait for each other.
 
-    On a machine that has other work they wait for long: a layer's threads can only end together.
+    On a busy machine they wait long: all threads of a layer must finish before the next one starts.
     """
     with torch.random.fork_rng(), torch.device("meta"):
         weights = sum(p.numel() for p in make().parameters())
@@ -115,11 +98,11 @@ def _threads_for(make: Callable[[], nn.Module], batch_size: int) -> Iterator[Non
 def _warm_up(
     experiment: Experiment, data: DataSet, make: Callable[[], nn.Module], device: str | None
 ) -> None:
-    """Train a network that is thrown away for one update, and take one of a sampler's steps.
+    """Train a throw-away network for one update, and take one sampler step.
 
-    What a process imports and sets up at its first update, for its first checkpoint and for the compiled
-    loops (10 to 100 MB) is no cost of the method that happens to come first. Once for every network and
-    batch size is enough.
+    What a process imports and allocates for its first update, its first checkpoint and the compiled loops
+    (10 to 100 MB) should not count as the cost of the method that happens to come first. Once for every
+    network and batch size is enough.
     """
     kind = f"{experiment.network} {experiment.model_options} {data.shape} {experiment.batch_size}"
     if kind in _warm:
@@ -132,21 +115,16 @@ def _warm_up(
         model = make().to(device)
         try:
             fit(
-                model,
-                loader,
-                epochs=1,
-                likelihood=experiment.likelihood(data),
-                amp=experiment.amp if experiment.amp else None,
-                folder=folder,
-                progress=False,
-            )
+                model, loader, epochs=1, likelihood=experiment.likelihood(data),
+                amp=experiment.amp or None, folder=folder, progress=False,
+            )  # fmt: skip
         except KeyboardInterrupt:
             raise KeyboardInterrupt("stopped before the first update") from None
-        SGLD(model, train_size=size).step()  # with the gradients that are there
+        SGLD(model, train_size=size).step()  # with the gradients of the update
 
 
 def _note_peak(folder: Path, peak: int) -> None:
-    """Keep the largest peak of all the sessions that a run took."""
+    """Record the largest peak over all sessions of a run."""
     file = folder / "cost.json"
     before = json.loads(file.read_text(encoding="utf-8"))["peak_memory"] if file.exists() else 0
     write_text(file, json.dumps({"peak_memory": max(peak, before)}) + "\n")

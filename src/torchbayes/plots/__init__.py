@@ -1,1 +1,1 @@
-"""Pictures by matplotlib."""
+"""Matplotlib figures."""

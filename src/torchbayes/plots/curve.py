@@ -1,4 +1,4 @@
-"""A regression of one input: the curve with its band."""
+"""Figure of a one-dimensional regression: the curve with its band."""
 
 from __future__ import annotations
 
@@ -27,38 +27,35 @@ def regression_figure(
     likelihood: Likelihood | None = None,
     truth: Callable[[Tensor], Tensor] | None = None,
     transform: Callable[[Tensor], Tensor] | None = None,
-    span: tuple[float, float] | None = None,
     samples: int = 200,
     generator: torch.Generator | None = None,
 ) -> Figure:
     """Draw a one-dimensional regression with the band in which new observations should fall.
 
     Args:
-        model: The network, or the wrapper that it was trained in.
-        posterior: Where the weights are drawn from.
-        inputs: The training inputs, of shape (examples, 1).
-        targets: The training targets, likewise.
-        likelihood: What the outputs mean, as it was trained; Gaussian noise of std 1 if not given.
-        truth: The curve behind the data, if it is known.
-        transform: What inputs go through on their way to the network, such as normalisation.
-        span: The inputs to draw; by default the data's and as much again.
-        samples: The number of draws.
-        generator: The source of the draws.
+        model: Network, or the wrapper that it was trained in.
+        posterior: Posterior to draw from.
+        inputs: Training inputs, (examples, 1).
+        targets: Training targets, (examples, 1).
+        likelihood: Trained likelihood; Gaussian noise of std 1 by default.
+        truth: True curve, if it is known.
+        transform: Applied to the inputs before the network, such as normalisation.
+        samples: Number of draws.
+        generator: Random generator.
     """
     if inputs.dim() != 2 or inputs.shape[1] != 1:
         raise ValueError(
-            f"inputs have shape {tuple(inputs.shape)}: a curve needs one number an example, (examples, 1)"
+            f"inputs have shape {tuple(inputs.shape)}: a curve needs one number per example, (examples, 1)"
         )
-    low, high = (float(inputs.min()), float(inputs.max())) if span is None else span
-    if span is None:
-        low, high = low - 0.5 * (high - low), high + 0.5 * (high - low)
+    first, last = float(inputs.min()), float(inputs.max())
+    low, high = first - 0.5 * (last - first), last + 0.5 * (last - first)
     grid = torch.linspace(low, high, 300, dtype=inputs.dtype).unsqueeze(1)
     likelihood = GaussianNoise() if likelihood is None else likelihood
     taken = grid if transform is None else transform(grid)
     p = predictive(model, posterior, taken, samples, likelihood=likelihood, generator=generator)
     if not isinstance(p, RegressionPredictive):
         raise ValueError(
-            "the likelihood is one of classes: give one of real targets, such as GaussianNoise"
+            "the likelihood is for classes: give one for real targets, such as GaussianNoise"
         )
     x = grid[:, 0].numpy()
     figure, (axes,) = axes_row(1, width=6.4, height=4.0)
@@ -78,7 +75,7 @@ def regression_figure(
     axes.set_xlabel("input x")
     axes.set_ylabel("target y")
     axes.set_xlim(low, high)
-    # The band may grow without bound away from the data; the picture keeps to a few times their range.
+    # The band may grow without bound away from the data; the figure is limited to a few times their range.
     seen = float(targets.min()), float(targets.max())
     room = 1.5 * (seen[1] - seen[0])
     axes.set_ylim(max(seen[0] - room, float(low_y.min())), min(seen[1] + room, float(high_y.max())))

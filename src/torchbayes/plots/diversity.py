@@ -1,4 +1,4 @@
-"""The shape of a posterior over weights: how pairs of weights vary together over its draws.
+"""How pairs of weights vary together over the draws of a posterior.
 
 Ukai et al. 2019, section 5.6 and Figure 9: correlations of random pairs of weights within a residual
 block and between two, and scatter plots of single pairs with their histograms. Bayes by Backprop's
@@ -7,7 +7,7 @@ weights are independent by construction; a hypernetwork's are not.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +19,10 @@ from torchbayes.plots.figure import COLOURS, INK, plain
 from torchbayes.posterior import Generated, Point, Posterior, Samples, Weights, Wrapper
 from torchbayes.variational.residual_blocks import find_blocks
 
-__all__ = ["WeightCorrelations", "weight_correlations", "weight_pair_figure", "weight_samples"]
+__all__ = [
+    "WeightCorrelations", "random_weights", "weight_correlations", "weight_pair_figure",
+    "weight_samples",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -28,8 +31,8 @@ class WeightCorrelations:
 
     Attributes:
         within: Of two weights of the same block.
-        between: Of two weights of different blocks; None if there is one block only.
-        floor: What independent weights would show with as many draws, √(2 / (π·draws)).
+        between: Of two weights of different blocks; None if there is only one block.
+        floor: Value for independent weights with as many draws, √(2 / (π·draws)).
     """
 
     within: float
@@ -43,13 +46,13 @@ def weight_samples(
     draws: int,
     generator: torch.Generator | None = None,
 ) -> Weights:
-    """Single weights over many draws, (draws, places) for every name.
+    """Sample single weights, (draws, places) for each name.
 
     Args:
-        posterior: Where the weights are drawn from.
-        places: Which entries of which weights, counted as in `weight.flatten()`.
-        draws: The number of draws; a finite posterior, such as an ensemble, gives each member once.
-        generator: The source of the draws.
+        posterior: Posterior to draw from.
+        places: By weight name, indices into `weight.flatten()`.
+        draws: Number of draws; a finite posterior, such as an ensemble, gives each member once.
+        generator: Random generator.
     """
     if isinstance(posterior, Generated) and all(name in posterior.groups for name in places):
         return posterior.entries(places, draws, generator)
@@ -66,27 +69,23 @@ def weight_correlations(
     *,
     pairs: int = 1000,
     draws: int = 1000,
-    blocks: Iterable[str] | None = None,
     generator: torch.Generator | None = None,
 ) -> WeightCorrelations:
-    """The mean |Pearson correlation| of random pairs of weights, within blocks and between them.
+    """Compute the mean |Pearson correlation| of random pairs of weights, within and between blocks.
 
     Args:
-        model: The network that the posterior is of.
-        posterior: Where the weights are drawn from.
-        pairs: The random pairs of each sort (the paper: 1000).
-        draws: The draws over which they are correlated.
-        blocks: The names of the residual blocks; found by themselves if not given. A network without any
-            has its layers in their place.
-        generator: The source of the pairs and of the draws.
+        model: Network that the posterior belongs to; one without residual blocks is compared by layer.
+        posterior: Posterior to draw from.
+        pairs: Number of random pairs of each kind (the paper: 1000).
+        draws: Number of draws.
+        generator: Random generator for pairs and draws.
     """
     network = model.model if isinstance(model, Wrapper) else model
     if isinstance(posterior, Point | Samples):
         raise ValueError(
-            f"{posterior!r} is too few networks to correlate weights over: use a posterior that gives fresh "
-            "draws"
+            f"{posterior!r} has too few networks to correlate weights: use a posterior that gives fresh draws"
         )
-    groups = _weights_by_block(network, posterior, find_blocks(network, blocks))
+    groups = _weights_by_block(network, posterior, find_blocks(network, None))
     sizes = {name: p.numel() for name, p in network.named_parameters()}
     names = list(groups)
     chosen: list[tuple[str, int]] = []
@@ -116,14 +115,17 @@ def weight_correlations(
     return WeightCorrelations(within, between, float(np.sqrt(2 / (np.pi * draws))))
 
 
+def random_weights(network: nn.Module, posterior: Posterior) -> list[str]:
+    """Return the names of the weights that a hypernetwork generates, else of matrices and kernels."""
+    if isinstance(posterior, Generated):
+        return list(posterior.generated)
+    return [name for name, p in network.named_parameters() if p.dim() > 1]
+
+
 def _weights_by_block(
     network: nn.Module, posterior: Posterior, blocks: list[str]
 ) -> dict[str, list[str]]:
-    random = (
-        posterior.generated
-        if isinstance(posterior, Generated)
-        else [name for name, p in network.named_parameters() if p.dim() > 1]
-    )
+    random = random_weights(network, posterior)
     groups = {b: [n for n in random if n.startswith(f"{b}.")] for b in blocks}
     groups = {block: names for block, names in groups.items() if names}
     return groups if groups else {name: [name] for name in random}
@@ -139,7 +141,7 @@ def _columns(
     draws: int,
     generator: torch.Generator | None,
 ) -> Tensor:
-    """The chosen weights as columns, (draws, chosen)."""
+    """Sample the chosen weights as columns, (draws, chosen)."""
     places: dict[str, list[int]] = {}
     order: list[tuple[str, int]] = []
     for name, place in chosen:
@@ -169,13 +171,13 @@ def weight_pair_figure(
     """Draw scatter plots of a pair of weights over draws, with their histograms (the paper's Figure 9).
 
     Args:
-        posteriors: The posteriors by name, such as hypernetworks with two latents and Bayes by Backprop.
-        pair: Two weights, each by the name of its tensor and its place in `weight.flatten()`.
-        draws: The draws of each; a finite posterior, such as an ensemble, is shown with all its members.
-        generator: The source of the draws.
+        posteriors: Posteriors by name, such as hypernetworks with two latents and Bayes by Backprop.
+        pair: Two weights, each as the name of its tensor and its index in `weight.flatten()`.
+        draws: Draws from each; a finite posterior, such as an ensemble, is shown with all its members.
+        generator: Random generator.
     """
     if not posteriors:
-        raise ValueError("there are no posteriors to draw: give at least one with its name")
+        raise ValueError("there are no posteriors to draw: give at least one by name")
     figure = Figure(figsize=(3.6 * len(posteriors), 3.8), dpi=120, layout="constrained")
     panels = figure.subplots(
         2, 2 * len(posteriors), squeeze=False,
@@ -205,7 +207,7 @@ def weight_pair_figure(
             axes.set_axis_off()
         top.sharex(middle)
         side.sharey(middle)
-        if few:  # a correlation of so few would mean nothing
+        if few:  # a correlation of so few is meaningless
             text = f"{len(values)} networks" if len(values) > 1 else "a point"
         else:
             r = np.corrcoef(values.T)[0, 1] if (spread > 0).all() else float("nan")

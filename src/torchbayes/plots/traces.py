@@ -18,14 +18,16 @@ _PANELS = {
     "thermostat": "thermostat ξ, mean",
     "update_size": "update size, root mean square",
 }
-_FEW = 6  # layers that get a colour and a name; more are drawn thin and grey, with their median
+_FEW = (
+    6  # layers that get a colour and a name each; more are drawn thin and grey, with their median
+)
 
 
 def trace_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
     """Draw the energy of every chain, and temperature, thermostat and update size of every layer.
 
     Args:
-        rows: The lines of a run's traces.jsonl.
+        rows: Lines of a run's traces.jsonl.
     """
     shown = [name for name in _PANELS if any(name in row for row in rows)]
     figure = Figure(figsize=(9.6, 2.3 * len(shown)), dpi=120, layout="constrained")
@@ -45,22 +47,19 @@ def trace_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
             layers = list(own[0][name]) if own else []
             values = np.asarray([[row[name][layer] for layer in layers] for row in own])
             if len(layers) <= _FEW:
-                for layer, colour in zip(range(len(layers)), COLOURS, strict=False):
-                    label = layers[layer] or "weights"
-                    panel.plot(
-                        at, values[:, layer], color=colour, lw=1, label=None if place else label
-                    )
+                for layer, column, colour in zip(layers, values.T, COLOURS, strict=False):
+                    label = None if place else layer or "weights"
+                    panel.plot(at, column, color=colour, lw=1, label=label)
             else:
                 panel.plot(at, values, color="#999999", lw=0.5, alpha=0.6)
                 label = None if place else f"median of {len(layers)} layers"
                 panel.plot(at, np.median(values, axis=1), color=COLOURS[0], lw=1.6, label=label)
         if name == "temperature":
             panel.axhline(1, color=INK, lw=0.8, ls=":")
-            panel.set_ylim(bottom=0)
-        if name == "update_size":
+        if name in ("temperature", "update_size"):
             panel.set_ylim(bottom=0)
         if panel.get_legend_handles_labels()[0]:
-            # Beside the title, where no line is.
+            # Beside the title, where there are no lines.
             panel.legend(
                 fontsize=8, frameon=False, ncols=_FEW, loc="lower right", bbox_to_anchor=(1, 0.98)
             )

@@ -1,4 +1,4 @@
-"""What trained weights look like: their distribution, and how far each stands out of its own noise.
+"""What trained weights look like: their distribution, and their signal-to-noise ratio.
 
 Bayes by Backprop (Blundell et al. 2015), Figure 2 of the summary: histograms of the weights of networks
 trained by SGD, with dropout and by Bayes by Backprop; and the density and distribution of the
@@ -31,16 +31,16 @@ def weight_figure(
     span: float | None = None,
     generator: torch.Generator | None = None,
 ) -> Figure:
-    """Draw the histograms of one draw of the weights of each posterior, beside each other.
+    """Draw side-by-side histograms of one draw of the weights from each posterior.
 
-    Matrices and kernels are counted; biases and norm layers' scales are not. All panels have the same
-    axes, so that widths and heights can be compared.
+    Only matrices and kernels are counted, not biases and norm layers' scales. All panels share their axes,
+    so that widths and heights can be compared.
 
     Args:
-        model: The network that all the posteriors are of.
-        posteriors: The posteriors by name, such as SGD, dropout and BBB.
-        span: The largest |weight| shown; by default one that leaves out 1 weight in 1,000 of the widest.
-        generator: The source of the draws.
+        model: Network that all the posteriors belong to.
+        posteriors: Posteriors by name, such as SGD, dropout and BBB.
+        span: Largest |weight| shown; by default the 99.9 % quantile of the widest posterior.
+        generator: Random generator for the draws.
     """
     if not posteriors:
         raise ValueError("there are no posteriors to draw: give at least one with its name")
@@ -58,7 +58,7 @@ def weight_figure(
     figure, panels = axes_row(len(draws), width=3.6, height=3.4, sharex=True, sharey=True)
     edges = np.linspace(-span, span, _bins(draws.values()))
     for number, (axes, (label, values)) in enumerate(zip(panels, draws.items(), strict=True)):
-        # Over all weights, so that what is left out at the sides is not spread over the middle.
+        # Normalised by all weights, so that what is cut off at the sides does not inflate the middle.
         density = np.histogram(values, edges)[0] / len(values) / np.diff(edges)
         colour = COLOURS[number % len(COLOURS)]
         axes.stairs(density, edges, fill=True, color=colour, alpha=0.35)
@@ -80,8 +80,8 @@ def snr_figure(posteriors: Mapping[str, Gaussian], fractions: Sequence[float] = 
     """Draw the density and the distribution function of the weights' signal-to-noise ratios.
 
     Args:
-        posteriors: The posteriors by name.
-        fractions: The shares of weights to mark: what is left of a mark goes when that share is pruned.
+        posteriors: Posteriors by name.
+        fractions: Shares of weights to mark: pruning that share removes what is left of the mark.
     """
     ratios = {label: signal_to_noise(q).values.numpy() for label, q in posteriors.items()}
     if not any(np.isfinite(values).any() for values in ratios.values()):
@@ -123,7 +123,7 @@ def snr_figure(posteriors: Mapping[str, Gaussian], fractions: Sequence[float] = 
 
 
 def _bins(groups: Iterable[Array]) -> int:
-    """As many edges as the smallest group can fill (Rice's rule), from 40 to 120 bins."""
+    """Return as many bin edges as the smallest group can fill (Rice's rule), for 40 to 120 bins."""
     return int(np.clip(2 * min(map(len, groups)) ** (1 / 3), 41, 121))
 
 

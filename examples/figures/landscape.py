@@ -37,9 +37,9 @@ class Plane:
     """A plane in the space of weights.
 
     Attributes:
-        origin: The weights at (0, 0), and what stays the same all over the plane, such as buffers.
+        origin: Weights at (0, 0), and whatever is constant over the plane, such as buffers.
         axes: Two perpendicular directions of length 1.
-        explained: The shares of the path's variance that lie along them.
+        explained: Shares of the path's variance along them.
     """
 
     origin: Weights
@@ -47,7 +47,7 @@ class Plane:
     explained: tuple[float, float]
 
     def project(self, weights: Weights) -> tuple[float, float]:
-        """The point of the plane nearest to `weights`."""
+        """Return the coordinates of the point of the plane nearest to `weights`."""
         x, y = (
             sum(
                 float(((weights[name].cpu() - self.origin[name]) * direction).double().sum())
@@ -58,7 +58,7 @@ class Plane:
         return x, y
 
     def at(self, x: float, y: float) -> Weights:
-        """The weights at a point of the plane."""
+        """Return the weights at a point of the plane."""
         moved = {
             name: self.origin[name] + x * self.axes[0][name] + y * self.axes[1][name]
             for name in self.axes[0]
@@ -67,19 +67,13 @@ class Plane:
 
 
 def pca_plane(trajectory: Iterable[Weights], names: Collection[str] | None = None) -> Plane:
-    """The plane of the two directions in which a path of weights varies most, through its mean.
+    """Return the plane through the mean of a path of weights along which the path varies most.
 
     Args:
-        trajectory: At least three sets of weights, such as a `Samples` bank filled along the training.
-        names: The weights that span the plane, such as `dict(model.named_parameters())`: give them
-            where the sets also hold running statistics. By default all floating-point entries.
+        trajectory: At least three sets of weights, such as a `Samples` filled during training.
+        names: Names of the weights that span the plane, such as `dict(model.named_parameters())`: needed
+            if the sets also hold running statistics. By default all floating-point entries.
 
-    Example:
-        >>> import torch
-        >>> path = [{"w": torch.tensor([t, 2 * t, t * t])} for t in (-1.0, 0.0, 1.0, 2.0)]
-        >>> plane = pca_plane(path)
-        >>> sum(plane.explained) > 0.999   # these points do lie in a plane
-        True
     """
     sets = list(trajectory)
     if len(sets) < 3:
@@ -94,7 +88,7 @@ def pca_plane(trajectory: Iterable[Weights], names: Collection[str] | None = Non
     ]
     rows = [torch.cat([s[name].detach().cpu().reshape(-1) for name in used]) for s in sets]
     matrix = torch.stack(rows).numpy()
-    with np.errstate(invalid="ignore"):  # shares of no variance at all: refused below
+    with np.errstate(invalid="ignore"):  # shares of zero variance: refused below
         pca = PCA(n_components=2, svd_solver="full").fit(matrix)
     if not pca.explained_variance_[1] > np.finfo(matrix.dtype).eps * pca.explained_variance_[0]:
         raise ValueError(
@@ -118,10 +112,10 @@ class Landscape:
 
     Attributes:
         plane: The plane.
-        x: The grid's places along the first axis.
-        y: The grid's places along the second axis.
-        loss: The mean training loss in nats per example, (y, x).
-        error: The test error, (y, x): the share of wrong classes, or the root mean square error.
+        x: Grid coordinates along the first axis.
+        y: Grid coordinates along the second axis.
+        loss: Mean training loss in nats per example, (y, x).
+        error: Test error, (y, x): share of wrong classes, or root mean square error.
         classes: Whether `error` is a share of wrong classes.
     """
 
@@ -144,22 +138,22 @@ def landscape(
     points: int = 21,
     calibrate: Iterable[Any] | None = None,
 ) -> Landscape:
-    """Evaluate a network all over the part of a plane that holds some weights, and a margin.
+    """Evaluate a network on a grid over the part of a plane that holds some weights, with a margin.
 
-    Every one of the points² places costs a pass over both data sets: a few thousand examples of each
-    are enough for a picture.
+    Each of the points² grid points costs a pass over both data sets: a few thousand examples of each are
+    enough for a picture.
 
     Args:
         model: The network, or the wrapper that it was trained in.
         plane: The plane, as `pca_plane` gives it.
-        show: The weights whose projections are to be inside: the iterates and the average.
-        train: Batches of inputs and targets for the loss, gone through many times: a list or a loader.
+        show: Weights whose projections must be inside: the iterates and the average.
+        train: Batches of inputs and targets for the loss, iterated many times: a list or a loader.
         test: Batches of inputs and targets for the error.
-        likelihood: What the outputs mean; class logits if not given.
-        points: The places along each side of the grid.
+        likelihood: Likelihood of the outputs; class logits by default.
+        points: Grid points along each side.
         calibrate: For networks with batch norm: batches to re-estimate its statistics with at every
-            place. Without them all places share the statistics of the path's last weights, and the
-            landscape away from there says more about those than about the weights.
+            point. Without them all points share the statistics of the path's last weights, and far from
+            there the landscape says more about those than about the weights.
     """
     likelihood = Categorical() if likelihood is None else likelihood
     twin = copy.deepcopy(model.model if isinstance(model, Wrapper) else model).eval()
@@ -218,9 +212,9 @@ def landscape_figure(
     """Draw the train loss and the test error side by side, with the path over them.
 
     Args:
-        surface: What `landscape` gave.
-        iterates: The weights along the path, in order.
-        cycle_ends: Which of them end a learning-rate cycle.
+        surface: Result of `landscape`.
+        iterates: Weights along the path, in order.
+        cycle_ends: Indices of the iterates that end a learning-rate cycle.
         averages: Averaged weights by name, such as `{"SWA": swa.mean()}`.
     """
     figure, panels = axes_row(2, width=5.6, height=4.8, sharex=True, sharey=True)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import torchbayes as tb
-from torchbayes.plots.landscape import Plane, landscape, landscape_figure, pca_plane
+from examples.figures.landscape import Plane, landscape, landscape_figure, pca_plane
 from torchbayes.posterior import Weights, snapshot
 
 

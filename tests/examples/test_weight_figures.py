@@ -12,7 +12,7 @@ from scipy import stats
 from torch import nn
 
 import torchbayes as tb
-from torchbayes.plots.weights import snr_figure, weight_figure
+from examples.figures.weights import snr_figure, weight_figure
 
 
 def network() -> nn.Sequential:

@@ -82,23 +82,23 @@ class ATMC(Sampler):
     momentum=0.9` for CIFAR-10 and the same with `lr=0.0005` for ImageNet.
 
     Args:
-        model: The network. A warning is logged (logger `torchbayes`) if it has batch norm.
+        model: The network. Batch norm in it logs a warning (logger `torchbayes`).
         lr: The time step h. With `average_step` given, it sets how fast the thermostats react; a schedule
             scales the steps.
-        train_size: The number of training examples.
-        prior: What is believed of the weights before the data: the precision δ of N(0, 1/δ), or a prior.
-        temperature: T divides the log-likelihood and leaves the prior alone, as in VOGN.
-        average_step: The typical change h/√m of a weight per update, at the first `lr`;
+        train_size: Number of training examples.
+        prior: Prior of the weights: the precision δ of N(0, 1/δ), or a `Prior`.
+        temperature: Divisor T of the log-likelihood; the prior is not tempered, as in VOGN.
+        average_step: Typical change h/√m of a weight per update, at the initial `lr`;
             √(0.05/`train_size`) if None.
         max_step: The largest change h·c of a weight in an update, at the first `lr`; 10/3 of the average
             if None, `inf` for a Gaussian momentum.
         momentum: The share e^(−Dh) of the momentum that an update keeps at most, at the first `lr`; 0.9 if
             None.
-        mass: m, in place of `average_step`.
-        speed_limit: c, in place of `max_step`.
-        friction: D, in place of `momentum`.
-        params: Parameters of the model, or groups of them; all trainable ones if None.
-        generator: Where the noise comes from. Its state is saved with the sampler's.
+        mass: Mass m, an alternative to `average_step`.
+        speed_limit: Speed limit c, an alternative to `max_step`.
+        friction: Friction D, an alternative to `momentum`.
+        params: Parameters or parameter groups of the model; all trainable ones if None.
+        generator: Source of the noise; its state is saved with the sampler's.
 
     Example:
         >>> import torch, torchbayes as tb
@@ -115,22 +115,12 @@ class ATMC(Sampler):
     update = staticmethod(atmc_update)
 
     def __init__(
-        self,
-        model: nn.Module,
-        lr: float = 1e-2,
-        *,
-        train_size: int,
-        prior: Prior | float = 1.0,
-        temperature: float = 1.0,
-        average_step: float | None = None,
-        max_step: float | None = None,
-        momentum: float | None = None,
-        mass: float | None = None,
-        speed_limit: float | None = None,
-        friction: float | None = None,
-        params: Iterable[Any] | None = None,
+        self, model: nn.Module, lr: float = 1e-2, *, train_size: int, prior: Prior | float = 1.0,
+        temperature: float = 1.0, average_step: float | None = None, max_step: float | None = None,
+        momentum: float | None = None, mass: float | None = None, speed_limit: float | None = None,
+        friction: float | None = None, params: Iterable[Any] | None = None,
         generator: torch.Generator | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         check_number("lr", lr, above=True)
         m = mass_of(lr, average_step, mass, train_size)
         super().__init__(

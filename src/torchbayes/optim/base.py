@@ -45,20 +45,16 @@ class ModelOptimizer(torch.optim.Optimizer, ABC):  # without ABC, torch ignores 
 
     Args:
         model: The network.
-        params: Parameters of the model, or groups of them; all trainable ones if None.
+        params: Parameters or parameter groups of the model; all trainable ones if None.
         defaults: The options of the groups; `train_size` is among them.
         generator: Where the noise comes from; a new one, seeded from torch's, if None. Its state is saved
             with the optimiser's.
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        params: Iterable[Any] | None,
-        defaults: dict[str, Any],
-        *,
+        self, model: nn.Module, params: Iterable[Any] | None, defaults: dict[str, Any], *,
         generator: torch.Generator | None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         if not isinstance(model, nn.Module):
             raise TypeError(
                 f"{type(self).__name__} takes the model first, got {type(model).__name__}: "

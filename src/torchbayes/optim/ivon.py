@@ -120,20 +120,20 @@ class IVON(WeightOptimizer):
     paper, is `prior / train_size`; what the authors call `ess` is `train_size`.
 
     Args:
-        model: The network. Outside of `sampled()` it has the mean weights.
+        model: The network. Outside `sampled()` it has the mean weights.
         lr: The learning rate α, of about SGD's size.
-        train_size: The number of training examples.
+        train_size: Number of training examples.
         prior: The Gaussian prior of every weight except norm layers': the precision p of N(0, 1/p), or a
             `GaussianPrior` with mean and precision of its own for every weight; for continual learning, the
             last task's posterior (`GaussianPrior.from_posterior`).
         temperature: Below 1 the posterior is sharper than Bayes' rule has it.
-        mc_samples: The draws per step.
+        mc_samples: Draws per step.
         betas: The decay of the momentum and of the curvature.
         initial_curvature: h0. Too small a value makes the first draws noisy, too large a one the steps of
             weights with little curvature short.
         clip_radius: ξ, the largest step of a weight before it is multiplied by the rate.
-        params: Parameters of the model, or groups of them; all trainable ones if None.
-        generator: Where the noise comes from. Its state is saved with the optimiser's.
+        params: Parameters or parameter groups of the model; all trainable ones if None.
+        generator: Source of the noise; its state is saved with the optimiser's.
 
     Example:
         >>> import torch, torchbayes as tb
@@ -152,20 +152,11 @@ class IVON(WeightOptimizer):
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        lr: float = 0.3,
-        *,
-        train_size: int,
-        prior: Prior | float = 1.0,
-        temperature: float = 1.0,
-        mc_samples: int = 1,
-        betas: tuple[float, float] = (0.9, 0.9999),
-        initial_curvature: float = 0.3,
-        clip_radius: float = math.inf,
-        params: Iterable[Any] | None = None,
-        generator: torch.Generator | None = None,
-    ) -> None:
+        self, model: nn.Module, lr: float = 0.3, *, train_size: int, prior: Prior | float = 1.0,
+        temperature: float = 1.0, mc_samples: int = 1, betas: tuple[float, float] = (0.9, 0.9999),
+        initial_curvature: float = 0.3, clip_radius: float = math.inf,
+        params: Iterable[Any] | None = None, generator: torch.Generator | None = None,
+    ) -> None:  # fmt: skip
         check_number("lr", lr)
         check_number("temperature", temperature, above=True)
         check_number("betas[0]", betas[0], high=1.0)
@@ -214,8 +205,8 @@ class IVON(WeightOptimizer):
     def _perturb(self, group: dict[str, Any], params: list[Tensor], draws: list[Tensor]) -> None:
         own = self._own_prior(group, params, False)
         self._workspace.apply(
-            ivon_draw, [draws], [params, self._curvatures(group, params)], self.generator,
-            eta_in=0, delta=own[0] if own else self._delta(group, False), lam=self._lam(group),
+            ivon_draw, [draws], [params, self._curvatures(group, params)], self.generator, eta_in=0,
+            delta=own[0] if own else self._delta(group, False), lam=self._lam(group),
         )  # fmt: skip
 
     def _statistics(self) -> Statistics:
@@ -273,10 +264,9 @@ class IVON(WeightOptimizer):
             return
         kind = "draw" if statistics.has("draw", params[0]) else "product"
         self._workspace.apply(
-            ivon_update if kind == "draw" else ivon_average_update,
-            [params, momenta, curvatures],
-            [gradients, [statistics.value(kind, p) for p in params]],
-            beta2=group["betas"][1], lam=self._lam(group), **scalars,
+            ivon_update if kind == "draw" else ivon_average_update, [params, momenta, curvatures],
+            [gradients, [statistics.value(kind, p) for p in params]], beta2=group["betas"][1],
+            lam=self._lam(group), **scalars,
         )  # fmt: skip
 
     @torch.no_grad()

@@ -33,17 +33,17 @@ class KFAC(NoisyKFAC):
 
     Args:
         model: The network.
-        lr: The learning rate α; 0.01·√(γ + δ/`train_size`) if None, as for `VOGN`: a fixed rate that suits a
+        lr: Learning rate α; 0.01·√(γ + δ/`train_size`) if None, as for `VOGN`: a fixed rate that suits a
             small training set takes a network on a larger one, with its smaller damping, far into
             overfitting.
-        train_size: The number of training examples N.
-        prior: The Gaussian prior, as of `VOGN`.
-        damping: γ, added to the curvature; 150/`train_size` if None.
-        betas: The momentum's decay β1 and the weight β2 of the *new* factors.
-        refresh_every: The most steps between inversions of a layer's factors; where its curvature has
-            doubled they are inverted at once.
-        momentum_correction: Where a scheduler lowers the rate, multiply the momentum by the same factor.
-        params: Parameters of the model, or groups of them; all trainable ones if None.
+        train_size: Number N of training examples.
+        prior: Gaussian prior, as for `VOGN`.
+        damping: Damping γ, added to the curvature; 150/`train_size` if None.
+        betas: Decay β1 of the momentum and weight β2 of the *new* factors.
+        refresh_every: Maximum number of steps between inversions of a layer's factors; they are inverted at
+            once when the layer's curvature has doubled.
+        momentum_correction: When a scheduler lowers the rate, scale the momentum by the same factor.
+        params: Parameters or parameter groups of the model; all trainable ones if None.
 
     Example:
         >>> import torch, torchbayes as tb

@@ -34,14 +34,14 @@ class MAP(ModelOptimizer):
 
     Args:
         model: The network.
-        lr: The learning rate.
-        train_size: The number of training examples.
+        lr: Learning rate.
+        train_size: Number of training examples.
         prior: What is believed of the weights before the data, norm layers' excepted: the precision δ of
             N(0, 1/δ), or a prior. δ adds δ/(2·`train_size`)·‖w‖² to the mean loss: torch's
             `weight_decay = δ / train_size`.
         optimizer: `"adam"` or `"sgd"`.
-        momentum: SGD's momentum.
-        params: Parameters of the model, or groups of them; all trainable ones if None.
+        momentum: Momentum of SGD.
+        params: Parameters or parameter groups of the model; all trainable ones if None.
 
     Example:
         >>> import torch, torchbayes as tb
@@ -54,16 +54,9 @@ class MAP(ModelOptimizer):
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        lr: float = 1e-3,
-        *,
-        train_size: int,
-        prior: Prior | float = 1.0,
-        optimizer: str = "adam",
-        momentum: float = 0.9,
-        params: Iterable[Any] | None = None,
-    ) -> None:
+        self, model: nn.Module, lr: float = 1e-3, *, train_size: int, prior: Prior | float = 1.0,
+        optimizer: str = "adam", momentum: float = 0.9, params: Iterable[Any] | None = None,
+    ) -> None:  # fmt: skip
         check_number("lr", lr, above=True)
         check_number("momentum", momentum, high=1.0)
         if optimizer not in ("adam", "sgd"):
@@ -163,10 +156,10 @@ class MLE(MAP):
 
     Args:
         model: The network.
-        lr: The learning rate.
+        lr: Learning rate.
         optimizer: `"adam"` or `"sgd"`.
-        momentum: SGD's momentum.
-        params: Parameters of the model, or groups of them; all trainable ones if None.
+        momentum: Momentum of SGD.
+        params: Parameters or parameter groups of the model; all trainable ones if None.
 
     Example:
         >>> import torch, torchbayes as tb
@@ -175,14 +168,9 @@ class MLE(MAP):
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        lr: float = 1e-3,
-        *,
-        optimizer: str = "adam",
-        momentum: float = 0.9,
+        self, model: nn.Module, lr: float = 1e-3, *, optimizer: str = "adam", momentum: float = 0.9,
         params: Iterable[Any] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(
             model, lr, train_size=1, prior=0.0, optimizer=optimizer, momentum=momentum,
             params=params,

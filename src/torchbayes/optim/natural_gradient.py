@@ -130,8 +130,7 @@ class Bank:
         present = [t for t in values if t is not None]
         first = present[0]
         counts = torch.tensor(
-            [self.examples, *(float(key in self.sums) for key in shapes)],
-            device=first.device,
+            [self.examples, *(float(key in self.sums) for key in shapes)], device=first.device,
         )  # fmt: skip
         distributed.sum_packed([counts, *present])
         seen = counts.tolist()
@@ -169,15 +168,9 @@ class WeightOptimizer(ModelOptimizer):
     reduces_statistics = True  # over processes: squares and products with noise, not only gradients
 
     def __init__(
-        self,
-        model: nn.Module,
-        params: Iterable[Any] | None,
-        defaults: dict[str, Any],
-        *,
-        mc_samples: int,
-        generator: torch.Generator | None,
-        prior: GaussianPrior,
-    ) -> None:
+        self, model: nn.Module, params: Iterable[Any] | None, defaults: dict[str, Any], *,
+        mc_samples: int, generator: torch.Generator | None, prior: GaussianPrior,
+    ) -> None:  # fmt: skip
         if mc_samples < 1:
             raise ValueError(f"mc_samples is {mc_samples}: expected at least 1 draw per step")
         self.mc_samples = mc_samples

@@ -111,24 +111,24 @@ class NoisyKFAC(VOGN):
     Used as `VOGN` is; the result knows how the weights of a layer move together.
 
     Args:
-        model: The network. Outside of `sampled()` it has the mean weights.
-        lr: The learning rate α.
-        train_size: The number of training examples N.
-        prior: The Gaussian prior, as of `VOGN`. With a precision for every weight, its mean in a layer damps
+        model: The network. Outside `sampled()` it has the mean weights.
+        lr: Learning rate α.
+        train_size: Number N of training examples.
+        prior: Gaussian prior, as for `VOGN`. With a precision for every weight, its mean in a layer damps
             that layer's factors.
-        temperature: τ; below 1 the posterior is sharper than Bayes' rule has it.
-        initial_temperature: τ of the first step; a tenth of `temperature` if None.
-        temperature_steps: The steps in which τ changes linearly to `temperature`: one epoch if None, by the
-            examples of the first step; 0 for none.
-        mc_samples: The draws per step.
-        damping: γ, added to the curvature; 150/(ρ·`train_size`) if None.
-        betas: The momentum's decay β1 and the weight β2 of the *new* factors.
-        refresh_every: The most steps between inversions of a layer's factors; where its curvature has
-            doubled they are inverted at once.
-        augmentation: ρ: how many times more data an augmented training set is worth.
-        momentum_correction: Where a scheduler lowers the rate, multiply the momentum by the same factor.
-        params: Parameters of the model, or groups of them; all trainable ones if None.
-        generator: Where the noise comes from. Its state is saved with the optimiser's.
+        temperature: Temperature τ; below 1 the posterior is sharper than Bayes' rule gives.
+        initial_temperature: Temperature τ of the first step; a tenth of `temperature` if None.
+        temperature_steps: Number of steps over which τ changes linearly to `temperature`; if None, one epoch
+            (estimated from the first batch); 0 for no warm-up.
+        mc_samples: Draws per step.
+        damping: Damping γ, added to the curvature; 150/(ρ·`train_size`) if None.
+        betas: Decay β1 of the momentum and weight β2 of the *new* factors.
+        refresh_every: Maximum number of steps between inversions of a layer's factors; they are inverted at
+            once when the layer's curvature has doubled.
+        augmentation: Factor ρ by which data augmentation enlarges the training set.
+        momentum_correction: When a scheduler lowers the rate, scale the momentum by the same factor.
+        params: Parameters or parameter groups of the model; all trainable ones if None.
+        generator: Source of the noise; its state is saved with the optimiser's.
 
     Example:
         >>> import torch, torchbayes as tb

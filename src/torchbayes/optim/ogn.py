@@ -32,14 +32,14 @@ class OGN(VOGN):
 
     Args:
         model: The network.
-        lr: The learning rate α.
-        train_size: The number of training examples N.
-        prior: The Gaussian prior, as of `VOGN`.
-        damping: γ, added to the curvature; 150/(ρ·`train_size`) if None.
-        betas: The momentum's decay β1 and the weight β2 of the *new* curvature.
-        augmentation: ρ: how many times more data an augmented training set is worth.
-        momentum_correction: Where a scheduler lowers the rate, multiply the momentum by the same factor.
-        params: Parameters of the model, or groups of them; all trainable ones if None.
+        lr: Learning rate α.
+        train_size: Number N of training examples.
+        prior: Gaussian prior, as for `VOGN`.
+        damping: Damping γ, added to the curvature; 150/(ρ·`train_size`) if None.
+        betas: Decay β1 of the momentum and weight β2 of the *new* curvature.
+        augmentation: Factor ρ by which data augmentation enlarges the training set.
+        momentum_correction: When a scheduler lowers the rate, scale the momentum by the same factor.
+        params: Parameters or parameter groups of the model; all trainable ones if None.
 
     Example:
         >>> import torch, torchbayes as tb

@@ -59,15 +59,15 @@ class PSGLD(Sampler):
     One step is one of RMSprop with learning rate `lr · train_size / 2`, and noise.
 
     Args:
-        model: The network. A warning is logged (logger `torchbayes`) if it has batch norm.
+        model: The network. Batch norm in it logs a warning (logger `torchbayes`).
         lr: The step size ε; 0.006/`train_size` if None.
-        train_size: The number of training examples N.
-        prior: What is believed of the weights before the data: the precision δ of N(0, 1/δ), or a prior.
-        temperature: T divides the log-likelihood and leaves the prior alone, as in VOGN.
+        train_size: Number N of training examples.
+        prior: Prior of the weights: the precision δ of N(0, 1/δ), or a `Prior`.
+        temperature: Divisor T of the log-likelihood; the prior is not tempered, as in VOGN.
         decay: The share α of the old value in the average V of squared gradients.
         damping: λ, added to √V: the largest preconditioner is 1/λ.
-        params: Parameters of the model, or groups of them; all trainable ones if None.
-        generator: Where the noise comes from. Its state is saved with the sampler's.
+        params: Parameters or parameter groups of the model; all trainable ones if None.
+        generator: Source of the noise; its state is saved with the sampler's.
 
     Example:
         >>> import torch, torchbayes as tb
@@ -83,33 +83,21 @@ class PSGLD(Sampler):
     update = staticmethod(psgld_update)
 
     def __init__(
-        self,
-        model: nn.Module,
-        lr: float | None = None,
-        *,
-        train_size: int,
-        prior: Prior | float = 1.0,
-        temperature: float = 1.0,
-        decay: float = 0.99,
-        damping: float = 1e-5,
-        params: Iterable[Any] | None = None,
+        self, model: nn.Module, lr: float | None = None, *, train_size: int,
+        prior: Prior | float = 1.0, temperature: float = 1.0, decay: float = 0.99,
+        damping: float = 1e-5, params: Iterable[Any] | None = None,
         generator: torch.Generator | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         check_number("damping", damping, above=True)
         if not 0 < decay < 1:
             raise ValueError(
                 f"decay is {decay:g}: expected the share of the old value, between 0 and 1"
             )
         super().__init__(
-            model,
-            0.006 / check_train_size(train_size) if lr is None else lr,
-            train_size=train_size,
-            prior=prior,
-            temperature=temperature,
-            params=params,
-            generator=generator,
-            settings={"decay": decay, "damping": damping},
-        )
+            model, 0.006 / check_train_size(train_size) if lr is None else lr,
+            train_size=train_size, prior=prior, temperature=temperature, params=params,
+            generator=generator, settings={"decay": decay, "damping": damping},
+        )  # fmt: skip
 
     def scalars(self, group: dict[str, Any], step: int) -> dict[str, Any]:
         """ε, α, λ, N and t of Algorithm 1."""

@@ -36,12 +36,12 @@ class Sampler(ModelOptimizer):
     They must be float32 or float64; compute in bfloat16 with `torch.autocast`.
 
     Args:
-        model: The network. A warning is logged (logger `torchbayes`) if it has batch norm.
+        model: The network. Batch norm in it logs a warning (logger `torchbayes`).
         lr: The step size.
-        train_size: The number of training examples.
-        prior: What is believed of the weights before the data: the precision δ of N(0, 1/δ), or a prior.
-        temperature: T divides the log-likelihood and leaves the prior alone, as in VOGN.
-        params: Parameters of the model, or groups of them; all trainable ones if None.
+        train_size: Number of training examples.
+        prior: Prior of the weights: the precision δ of N(0, 1/δ), or a `Prior`.
+        temperature: Divisor T of the log-likelihood; the prior is not tempered, as in VOGN.
+        params: Parameters or parameter groups of the model; all trainable ones if None.
         generator: Where the noise comes from; a new one, seeded from torch's, if None. Its state is saved
             with the sampler's.
         settings: The subclass's own numbers, of which a parameter group may have others.
@@ -51,17 +51,10 @@ class Sampler(ModelOptimizer):
     """The names of the sampler's tensors in `state[p]`; they start at 0."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        lr: float,
-        *,
-        train_size: int,
-        prior: Prior | float,
-        temperature: float,
-        params: Iterable[Any] | None,
-        generator: torch.Generator | None,
+        self, model: nn.Module, lr: float, *, train_size: int, prior: Prior | float,
+        temperature: float, params: Iterable[Any] | None, generator: torch.Generator | None,
         settings: dict[str, Any],
-    ) -> None:
+    ) -> None:  # fmt: skip
         check_number("lr", lr, above=True)
         check_number("temperature", temperature, above=True)
         self.prior = as_prior(prior)

@@ -59,20 +59,20 @@ class SGHMC(Sampler):
     own noise makes the spread too wide unless its variance is known and given: `SGNHT` and `ATMC` find it.
 
     Args:
-        model: The network. A warning is logged (logger `torchbayes`) if it has batch norm.
+        model: The network. Batch norm in it logs a warning (logger `torchbayes`).
         lr: The time step h. With `average_step` given, only a schedule makes it matter.
-        train_size: The number of training examples.
-        prior: What is believed of the weights before the data: the precision δ of N(0, 1/δ), or a prior.
-        temperature: T divides the log-likelihood and leaves the prior alone, as in VOGN.
-        average_step: The typical change h/√m of a weight per update, at the first `lr`;
+        train_size: Number of training examples.
+        prior: Prior of the weights: the precision δ of N(0, 1/δ), or a `Prior`.
+        temperature: Divisor T of the log-likelihood; the prior is not tempered, as in VOGN.
+        average_step: Typical change h/√m of a weight per update, at the initial `lr`;
             √(0.05/`train_size`) if None.
         momentum: The share 1 − hD of the momentum that an update keeps, at the first `lr`; 0.9 if None.
-        mass: m, in place of `average_step`.
-        friction: D, in place of `momentum`.
+        mass: Mass m, an alternative to `average_step`.
+        friction: Friction D, an alternative to `momentum`.
         gradient_variance: V̂: the variance of `train_size` times the gradient of a batch, by which less
             noise is added.
-        params: Parameters of the model, or groups of them; all trainable ones if None.
-        generator: Where the noise comes from. Its state is saved with the sampler's.
+        params: Parameters or parameter groups of the model; all trainable ones if None.
+        generator: Source of the noise; its state is saved with the sampler's.
 
     Example:
         >>> import torch, torchbayes as tb
@@ -88,21 +88,11 @@ class SGHMC(Sampler):
     update = staticmethod(sghmc_update)
 
     def __init__(
-        self,
-        model: nn.Module,
-        lr: float = 1e-2,
-        *,
-        train_size: int,
-        prior: Prior | float = 1.0,
-        temperature: float = 1.0,
-        average_step: float | None = None,
-        momentum: float | None = None,
-        mass: float | None = None,
-        friction: float | None = None,
-        gradient_variance: float = 0.0,
-        params: Iterable[Any] | None = None,
-        generator: torch.Generator | None = None,
-    ) -> None:
+        self, model: nn.Module, lr: float = 1e-2, *, train_size: int, prior: Prior | float = 1.0,
+        temperature: float = 1.0, average_step: float | None = None, momentum: float | None = None,
+        mass: float | None = None, friction: float | None = None, gradient_variance: float = 0.0,
+        params: Iterable[Any] | None = None, generator: torch.Generator | None = None,
+    ) -> None:  # fmt: skip
         check_number("lr", lr, above=True)
         check_number("gradient_variance", gradient_variance)
         settings = {
@@ -112,15 +102,9 @@ class SGHMC(Sampler):
         }
         self.check({"lr": lr, **settings})
         super().__init__(
-            model,
-            lr,
-            train_size=train_size,
-            prior=prior,
-            temperature=temperature,
-            params=params,
-            generator=generator,
-            settings=settings,
-        )
+            model, lr, train_size=train_size, prior=prior, temperature=temperature, params=params,
+            generator=generator, settings=settings,
+        )  # fmt: skip
 
     def check(self, group: dict[str, Any]) -> None:
         """The friction hD of a step must not exceed 1, nor the gradient's noise that of the friction."""

@@ -49,13 +49,13 @@ class SGLD(Sampler):
     1 + lr/4 · (variance of train_size · gradient): use small steps, `SGNHT` or `ATMC`.
 
     Args:
-        model: The network. A warning is logged (logger `torchbayes`) if it has batch norm.
+        model: The network. Batch norm in it logs a warning (logger `torchbayes`).
         lr: The step size ε; 0.2/`train_size` if None.
-        train_size: The number of training examples N.
-        prior: What is believed of the weights before the data: the precision δ of N(0, 1/δ), or a prior.
-        temperature: T divides the log-likelihood and leaves the prior alone, as in VOGN.
-        params: Parameters of the model, or groups of them; all trainable ones if None.
-        generator: Where the noise comes from. Its state is saved with the sampler's.
+        train_size: Number N of training examples.
+        prior: Prior of the weights: the precision δ of N(0, 1/δ), or a `Prior`.
+        temperature: Divisor T of the log-likelihood; the prior is not tempered, as in VOGN.
+        params: Parameters or parameter groups of the model; all trainable ones if None.
+        generator: Source of the noise; its state is saved with the sampler's.
 
     Example:
         >>> import torch, torchbayes as tb
@@ -74,26 +74,14 @@ class SGLD(Sampler):
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        lr: float | None = None,
-        *,
-        train_size: int,
-        prior: Prior | float = 1.0,
-        temperature: float = 1.0,
-        params: Iterable[Any] | None = None,
+        self, model: nn.Module, lr: float | None = None, *, train_size: int,
+        prior: Prior | float = 1.0, temperature: float = 1.0, params: Iterable[Any] | None = None,
         generator: torch.Generator | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(
-            model,
-            0.2 / check_train_size(train_size) if lr is None else lr,
-            train_size=train_size,
-            prior=prior,
-            temperature=temperature,
-            params=params,
-            generator=generator,
-            settings={},
-        )
+            model, 0.2 / check_train_size(train_size) if lr is None else lr, train_size=train_size,
+            prior=prior, temperature=temperature, params=params, generator=generator, settings={},
+        )  # fmt: skip
 
     update = staticmethod(sgld_update)
 

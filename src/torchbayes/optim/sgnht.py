@@ -75,23 +75,23 @@ class SGNHT(Sampler):
     0.1 / lr² updates (with `momentum` 0.9). Friction can become negative; `ATMC` avoids that.
 
     Args:
-        model: The network. A warning is logged (logger `torchbayes`) if it has batch norm.
+        model: The network. Batch norm in it logs a warning (logger `torchbayes`).
         lr: The time step h. With `average_step` given, it sets how fast the thermostats react.
-        train_size: The number of training examples.
-        prior: What is believed of the weights before the data: the precision δ of N(0, 1/δ), or a prior.
-        temperature: T divides the log-likelihood and leaves the prior alone, as in VOGN.
-        average_step: The typical change h/√m of a weight per update, at the first `lr`;
+        train_size: Number of training examples.
+        prior: Prior of the weights: the precision δ of N(0, 1/δ), or a `Prior`.
+        temperature: Divisor T of the log-likelihood; the prior is not tempered, as in VOGN.
+        average_step: Typical change h/√m of a weight per update, at the initial `lr`;
             √(0.05/`train_size`) if None.
         max_step: The largest change h·c of a weight in an update, at the first `lr`; no limit if None.
         momentum: The share e^(−Dh) of the momentum that an update keeps while ξ = 0, at the first `lr`;
             0.9 if None.
-        mass: m, in place of `average_step`.
-        speed_limit: c, in place of `max_step`.
-        friction: D, in place of `momentum`.
+        mass: Mass m, an alternative to `average_step`.
+        speed_limit: Speed limit c, an alternative to `max_step`.
+        friction: Friction D, an alternative to `momentum`.
         per_parameter: A thermostat for every weight; if False, one for all weights of a group, as in the
             original, which is faster and takes out noise only as far as it is the same for all.
-        params: Parameters of the model, or groups of them; all trainable ones if None.
-        generator: Where the noise comes from. Its state is saved with the sampler's.
+        params: Parameters or parameter groups of the model; all trainable ones if None.
+        generator: Source of the noise; its state is saved with the sampler's.
 
     Example:
         >>> import torch, torchbayes as tb
@@ -104,23 +104,12 @@ class SGNHT(Sampler):
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        lr: float = 1e-2,
-        *,
-        train_size: int,
-        prior: Prior | float = 1.0,
-        temperature: float = 1.0,
-        average_step: float | None = None,
-        max_step: float | None = None,
-        momentum: float | None = None,
-        mass: float | None = None,
-        speed_limit: float | None = None,
-        friction: float | None = None,
-        per_parameter: bool = True,
-        params: Iterable[Any] | None = None,
-        generator: torch.Generator | None = None,
-    ) -> None:
+        self, model: nn.Module, lr: float = 1e-2, *, train_size: int, prior: Prior | float = 1.0,
+        temperature: float = 1.0, average_step: float | None = None, max_step: float | None = None,
+        momentum: float | None = None, mass: float | None = None, speed_limit: float | None = None,
+        friction: float | None = None, per_parameter: bool = True,
+        params: Iterable[Any] | None = None, generator: torch.Generator | None = None,
+    ) -> None:  # fmt: skip
         check_number("lr", lr, above=True)
         m = mass_of(lr, average_step, mass, train_size)
         c = speed_limit_of(lr, m, max_step, speed_limit, math.inf)

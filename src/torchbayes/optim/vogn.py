@@ -111,29 +111,29 @@ class VOGN(WeightOptimizer):
     `prior / train_size`.
 
     Args:
-        model: The network. Outside of `sampled()` it has the mean weights.
-        lr: The learning rate α; if None, 0.01·√(γ + δ/(ρ·`train_size`)), with which no weight moves by more
+        model: The network. Outside `sampled()` it has the mean weights.
+        lr: Learning rate α; if None, 0.01·√(γ + δ/(ρ·`train_size`)), with which no weight moves by more
             than about 0.005 times its normalised gradient in a step.
-        train_size: The number of training examples N.
+        train_size: Number N of training examples.
         prior: The Gaussian prior of every weight except norm layers': the precision δ of N(0, 1/δ), or a
             `GaussianPrior` with mean and precision of its own for every weight; for continual learning, the
             last task's posterior (`GaussianPrior.from_posterior`).
-        temperature: τ; below 1 the posterior is sharper than Bayes' rule has it.
-        initial_temperature: τ of the first step; a tenth of `temperature` if None.
-        temperature_steps: The steps in which τ changes linearly to `temperature`: one epoch if None, by the
-            examples of the first step; 0 for none.
-        mc_samples: The draws K per step.
+        temperature: Temperature τ; below 1 the posterior is sharper than Bayes' rule gives.
+        initial_temperature: Temperature τ of the first step; a tenth of `temperature` if None.
+        temperature_steps: Number of steps over which τ changes linearly to `temperature`; if None, one epoch
+            (estimated from the first batch); 0 for no warm-up.
+        mc_samples: Draws K per step.
         damping: γ, added to the precision: it keeps steps and noise finite where the data say nothing.
             150/(ρ·`train_size`) if None, which holds the standard deviation of a weight at 0.08 or less; the
             paper's settings have Nγ from 50 (LeNet-5) to 640 (ImageNet).
-        betas: The momentum's decay β1 and the weight β2 of the *new* curvature.
+        betas: Decay β1 of the momentum and weight β2 of the *new* curvature.
         initial_precision: s at the start. If None, the first step is taken at the mean, without noise,
             and sets s to that batch's curvature.
-        augmentation: ρ: how many times more data an augmented training set is worth.
-        momentum_correction: Where a scheduler lowers the rate, multiply the momentum by the same factor
-            once, so that old gradients do not outweigh new ones.
-        params: Parameters of the model, or groups of them; all trainable ones if None.
-        generator: Where the noise comes from. Its state is saved with the optimiser's.
+        augmentation: Factor ρ by which data augmentation enlarges the training set.
+        momentum_correction: When a scheduler lowers the rate, scale the momentum by the same factor once, so
+            that old gradients do not outweigh new ones.
+        params: Parameters or parameter groups of the model; all trainable ones if None.
+        generator: Source of the noise; its state is saved with the optimiser's.
 
     Example:
         >>> import torch, torchbayes as tb
@@ -156,24 +156,14 @@ class VOGN(WeightOptimizer):
     watches_examples = True
 
     def __init__(
-        self,
-        model: nn.Module,
-        lr: float | None = None,
-        *,
-        train_size: int,
-        prior: Prior | float = 1.0,
-        temperature: float = 1.0,
-        initial_temperature: float | None = None,
-        temperature_steps: int | None = None,
-        mc_samples: int = 1,
-        damping: float | None = None,
-        betas: tuple[float, float] = (0.9, 0.1),
-        initial_precision: float | None = None,
-        augmentation: float = 1.0,
-        momentum_correction: bool = False,
-        params: Iterable[Any] | None = None,
+        self, model: nn.Module, lr: float | None = None, *, train_size: int,
+        prior: Prior | float = 1.0, temperature: float = 1.0,
+        initial_temperature: float | None = None, temperature_steps: int | None = None,
+        mc_samples: int = 1, damping: float | None = None, betas: tuple[float, float] = (0.9, 0.1),
+        initial_precision: float | None = None, augmentation: float = 1.0,
+        momentum_correction: bool = False, params: Iterable[Any] | None = None,
         generator: torch.Generator | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         belief = gaussian_prior(prior)
         check_number("temperature", temperature, above=True)
         check_number("augmentation", augmentation, above=True)
@@ -265,9 +255,9 @@ class VOGN(WeightOptimizer):
     def _perturb(self, group: dict[str, Any], params: list[Tensor], draws: list[Tensor]) -> None:
         own = self._own_prior(group, params, False)
         self._workspace.apply(
-            vogn_draw, [draws], [params, self._precisions(group, params)], self.generator,
-            eta_in=0, delta=own[0] if own else self._delta(group, False),
-            gamma=group["damping"], tau=self._tau(group), n=self._n(group),
+            vogn_draw, [draws], [params, self._precisions(group, params)], self.generator, eta_in=0,
+            delta=own[0] if own else self._delta(group, False), gamma=group["damping"],
+            tau=self._tau(group), n=self._n(group),
         )  # fmt: skip
 
     # Updating.

@@ -12,8 +12,8 @@ T. Chen, E. Fox and C. Guestrin, Stochastic Gradient Hamiltonian Monte Carlo, IC
 | V̂, β̂ = ηV̂/2 | `gradient_variance` | Eq. (15) |
 | r | `state[p]["momentum"]` (p below); v = εM⁻¹r | Eqs. (13), (15) |
 
-Deviations from the paper: the momentum is updated before the weights, so that one gradient serves a step;
-and it is not drawn anew now and then, as in the paper's experiments.
+Deviations from the paper: the momentum is updated before the weights, so that a step needs one gradient;
+and, as in the paper's experiments, it is not resampled periodically.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def sghmc_update(
     theta: Tensor, p: Tensor, grad: Tensor, eta: Tensor,
     *, h: float, m: float, d: float, variance: float, n: float, delta: float,
 ) -> None:  # fmt: skip
-    """One update: p ← (1 − hD)p − h∇U + N(0, 2hDm − h²V̂); θ ← θ + h p/m, in place in θ and p.
+    """Apply p ← (1 − hD)p − h∇U + N(0, 2hDm − h²V̂); θ ← θ + h p/m, in place in θ and p.
 
     ∇U is n·grad + δθ.
     """
@@ -55,22 +55,23 @@ def sghmc_update(
 class SGHMC(Sampler):
     """Stochastic gradient Hamiltonian Monte Carlo: SGD with momentum and noise.
 
-    Like SGD with momentum of learning rate `average_step² · train_size` on the mean loss. The gradient's
-    own noise makes the spread too wide unless its variance is known and given: `SGNHT` and `ATMC` find it.
+    It resembles SGD with momentum and learning rate `average_step² · train_size` on the mean loss. The
+    gradient's own noise widens the spread unless its variance is known and given; `SGNHT` and `ATMC`
+    estimate it.
 
     Args:
         model: The network. Batch norm in it logs a warning (logger `torchbayes`).
-        lr: The time step h. With `average_step` given, only a schedule makes it matter.
+        lr: Time step h. With `average_step` given, it matters only under a schedule.
         train_size: Number of training examples.
         prior: Prior of the weights: the precision δ of N(0, 1/δ), or a `Prior`.
         temperature: Divisor T of the log-likelihood; the prior is not tempered, as in VOGN.
         average_step: Typical change h/√m of a weight per update, at the initial `lr`;
             √(0.05/`train_size`) if None.
-        momentum: The share 1 − hD of the momentum that an update keeps, at the first `lr`; 0.9 if None.
+        momentum: Share 1 − hD of the momentum that an update keeps, at the initial `lr`; 0.9 if None.
         mass: Mass m, an alternative to `average_step`.
         friction: Friction D, an alternative to `momentum`.
-        gradient_variance: V̂: the variance of `train_size` times the gradient of a batch, by which less
-            noise is added.
+        gradient_variance: Variance V̂ of `train_size` times the gradient of a batch; the added noise is
+            reduced by it.
         params: Parameters or parameter groups of the model; all trainable ones if None.
         generator: Source of the noise; its state is saved with the sampler's.
 
@@ -107,22 +108,22 @@ class SGHMC(Sampler):
         )  # fmt: skip
 
     def check(self, group: dict[str, Any]) -> None:
-        """The friction hD of a step must not exceed 1, nor the gradient's noise that of the friction."""
+        """Raise a `ValueError` if the friction hD exceeds 1 or the gradient's noise that of the friction."""
         lost = group["lr"] * group["friction"]
         if lost > 1:
             raise ValueError(
-                f"lr {group['lr']:g} times friction {group['friction']:g} is {lost:g}, so that a step takes "
+                f"lr {group['lr']:g} times friction {group['friction']:g} is {lost:g}, so a step removes "
                 "more than all of the momentum: use a smaller lr or friction"
             )
         needed = group["lr"] * group["gradient_variance"]
         if needed > 2 * group["friction"] * group["mass"]:
             raise ValueError(
                 f"gradient_variance is {group['gradient_variance']:g}, more noise than the friction "
-                f"{group['friction']:g} can take out at lr {group['lr']:g}: use a smaller lr or more friction"
+                f"{group['friction']:g} can remove at lr {group['lr']:g}: use a smaller lr or more friction"
             )
 
     def scalars(self, group: dict[str, Any], step: int) -> dict[str, Any]:
-        """h, m, D and V̂ of Eq. (13)."""
+        """Return h, m, D and V̂ of Eq. (13)."""
         return {
             "h": group["lr"], "m": group["mass"], "d": group["friction"],
             "variance": group["gradient_variance"],

@@ -31,7 +31,7 @@ __all__ = ["SGLD", "sgld_update"]
 def sgld_update(
     theta: Tensor, grad: Tensor, eta: Tensor, *, epsilon: float, n: float, delta: float
 ) -> None:
-    """θ ← θ − ε/2 ∇U + √ε η with ∇U = n·grad + δθ, in place in `theta`."""
+    """Apply θ ← θ − ε/2 ∇U + √ε η with ∇U = n·grad + δθ, in place."""
     theta.mul_(1 - epsilon / 2 * delta).add_(grad, alpha=-epsilon / 2 * n)
     theta.add_(eta, alpha=math.sqrt(epsilon))  # Eq. (4)
 
@@ -42,15 +42,15 @@ def sgld_update(
     paper="Welling & Teh 2011",
 )  # fmt: skip
 class SGLD(Sampler):
-    """Stochastic gradient Langevin dynamics: gradient descent with just so much noise that it samples.
+    """Stochastic gradient Langevin dynamics: gradient descent with exactly the noise that makes it sample.
 
-    One step is one of plain SGD with learning rate `lr · train_size / 2` on the mean loss, and noise. The
-    gradient's own noise is not corrected for and makes the spread too wide, by about the factor
+    One step is a step of plain SGD with learning rate `lr · train_size / 2` on the mean loss, plus noise. The
+    gradient's own noise is not corrected for and widens the spread by a factor of about
     1 + lr/4 · (variance of train_size · gradient): use small steps, `SGNHT` or `ATMC`.
 
     Args:
         model: The network. Batch norm in it logs a warning (logger `torchbayes`).
-        lr: The step size ε; 0.2/`train_size` if None.
+        lr: Step size ε; 0.2/`train_size` if None.
         train_size: Number N of training examples.
         prior: Prior of the weights: the precision δ of N(0, 1/δ), or a `Prior`.
         temperature: Divisor T of the log-likelihood; the prior is not tempered, as in VOGN.
@@ -86,5 +86,5 @@ class SGLD(Sampler):
     update = staticmethod(sgld_update)
 
     def scalars(self, group: dict[str, Any], step: int) -> dict[str, Any]:
-        """ε of Eq. (4)."""
+        """Return ε of Eq. (4)."""
         return {"epsilon": group["lr"]}

@@ -70,7 +70,9 @@ class Prior(ABC):
         return torch.stack([self.log_prob_of(n, w).double() for n, w in single.items()]).sum()
 
     def grad(self, weights: Weights) -> Weights:
-        """The gradient of `log_prob` at `weights`."""
+        """Return the gradient of `log_prob` at `weights`."""
+        if not weights:
+            return {}
         leaves = {name: w.detach().clone().requires_grad_() for name, w in weights.items()}
         with torch.enable_grad():
             gradients = torch.autograd.grad(self.log_prob(leaves), list(leaves.values()))

@@ -14,7 +14,6 @@ from torch import nn
 
 from torchbayes.core.registry import register
 from torchbayes.optim.vogn import VOGN
-from torchbayes.posterior import Point
 from torchbayes.prior import Prior
 
 __all__ = ["OGN"]
@@ -28,7 +27,7 @@ __all__ = ["OGN"]
 class OGN(VOGN):
     """Online Gauss-Newton: VOGN's update at the mean weights. The result is one network.
 
-    It has `VOGN`'s arguments, less those of the noise.
+    It has the arguments of `VOGN` except those of the noise.
 
     Args:
         model: The network.
@@ -63,10 +62,6 @@ class OGN(VOGN):
         super().__init__(
             model, lr, train_size=train_size, prior=prior, temperature_steps=0, damping=damping,
             betas=betas, augmentation=augmentation, momentum_correction=momentum_correction,
-            # It is never drawn from, and a new one would take a number from torch's generator.
+            # Never drawn from; the default would consume a number of torch's generator for its seed.
             params=params, generator=torch.Generator(),
         )  # fmt: skip
-
-    def posterior(self) -> Point:
-        """The weights, with all mass on them."""
-        return Point(self._mean_weights(), model_name=type(self.model).__name__)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import integrate, stats
-from torch import Tensor
+from torch import Tensor, nn
 
 import torchbayes as tb
 from torchbayes.prior import as_prior, resnetpp_prior
@@ -393,3 +393,17 @@ def test_a_prior_of_other_weights() -> None:
                 prior.grad(weights)
     per_column = tb.GaussianPrior(mean={"w": torch.ones(1, 3)}).log_prob({"w": torch.ones(2, 3)})
     assert float(per_column) == pytest.approx(6 * stats.norm.logpdf(0))
+
+
+def test_map_with_a_mixture_prior_leaves_norm_layers_without_one() -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3))
+    prior = tb.ScaleMixturePrior()
+    optimizer = tb.MAP(model, lr=1.0, train_size=10, prior=prior, optimizer="sgd", momentum=0.0)
+    before = tb.snapshot(model)
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    optimizer.step()
+    plain = {name: w for name, w in before.items() if name.startswith("0.")}
+    expected = before | {name: plain[name] + g / 10 for name, g in prior.grad(plain).items()}
+    for name, value in tb.snapshot(model).items():
+        torch.testing.assert_close(value, expected[name])

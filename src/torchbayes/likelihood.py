@@ -1,8 +1,8 @@
-"""How a network's outputs give a distribution of the targets: the loss to train and the predictive.
+"""Likelihoods: how a network's outputs define a distribution of the targets, for the loss and predictions.
 
-Every likelihood's `loss` is the *mean* negative log-likelihood of a batch, per example: what the methods
-expect. For more than one output per example the outputs' terms are summed, not averaged, because the
-likelihood of an example is their product.
+Every likelihood's `loss` is the *mean* negative log-likelihood of a batch, per example, as the methods
+expect. The terms of several outputs per example are summed, not averaged, because the likelihood of an
+example is their product.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ __all__ = ["Categorical", "GaussianNoise", "Likelihood", "Observation", "as_like
 class Likelihood(nn.Module, ABC):
     """A distribution of the targets given the network's outputs.
 
-    It is a module so that parameters of its own, such as a learned noise, move and save with the rest.
+    It is a module so that its own parameters, such as a learned noise level, are moved and saved too.
     """
 
     @abstractmethod
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The mean negative log-likelihood of a batch, in nats per example."""
+        """Return the mean negative log-likelihood of a batch, in nats per example."""
 
     @abstractmethod
     def predictive(self, outputs: Tensor) -> Predictive:
-        """The prediction from outputs of shape (draws, examples, …)."""
+        """Return the prediction from outputs of shape (draws, examples, …)."""
 
 
 def _check_classes(shape: torch.Size) -> None:
@@ -60,7 +60,7 @@ class Categorical(Likelihood):
     """
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The cross entropy, summed over the positions of an example if it has several."""
+        """Return the cross entropy, summed over the positions of an example if it has several."""
         _check_classes(outputs.shape[1:])
         if outputs.dim() == 2:
             return F.cross_entropy(outputs, targets)
@@ -70,17 +70,16 @@ class Categorical(Likelihood):
         """Average probabilities, not logits."""
         _check_classes(outputs.shape[2:])
         probs = outputs.float().softmax(2) if outputs.dtype.itemsize < 4 else outputs.softmax(2)
-        return ClassPredictive(
-            probs.mean(0), torch.special.entr(probs).sum(2).mean(0), len(outputs)
-        )
+        aleatoric = torch.special.entr(probs).sum(2).mean(0)
+        return ClassPredictive(probs.mean(0), aleatoric, len(outputs))
 
 
 class Observation(Likelihood):
     """Any likelihood: a function from the network's outputs to a `torch.distributions.Distribution`.
 
     Args:
-        distribution: Called with outputs of shape (examples, …); gives a distribution whose samples have
-            the targets' shape.
+        distribution: Function from outputs of shape (examples, …) to a distribution whose samples have the
+            targets' shape.
 
     Example:
         >>> import torch, torchbayes as tb
@@ -94,7 +93,7 @@ class Observation(Likelihood):
         self._of = distribution
 
     def distribution(self, outputs: Tensor) -> Distribution:
-        """The distribution of the targets."""
+        """Return the distribution of the targets."""
         result = self._of(outputs)
         if not isinstance(result, Distribution):
             raise TypeError(
@@ -104,14 +103,14 @@ class Observation(Likelihood):
         return result
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Mean over examples of −log p(targets | outputs)."""
+        """Return the mean over examples of −log p(targets | outputs)."""
         distribution = self.distribution(outputs)
         shape = distribution.batch_shape + distribution.event_shape
         log_prob = distribution.log_prob(like_predictions(targets, shape).to(outputs.dtype))
         return -log_prob.sum() / len(outputs)
 
     def predictive(self, outputs: Tensor) -> RegressionPredictive:
-        """The mixture of the draws' distributions."""
+        """Return the mixture of the draws' distributions."""
         return RegressionPredictive(outputs, self.distribution)
 
 
@@ -119,9 +118,9 @@ class GaussianNoise(Observation):
     """Real targets with Gaussian noise of fixed, learned or predicted size.
 
     Args:
-        std: The noise's standard deviation, or the value that learning starts from.
+        std: Standard deviation of the noise, or its initial value if it is learned.
         learned: Learn one noise level together with the network.
-        predicted: The network's last dimension has two halves, the mean and the log of the noise's
+        predicted: Split the network's last dimension into halves, the mean and the log of the noise's
             standard deviation, so that the noise may depend on the input.
 
     Example:
@@ -142,11 +141,11 @@ class GaussianNoise(Observation):
 
     @property
     def std(self) -> Tensor:
-        """The noise's standard deviation (where it is not predicted)."""
+        """The standard deviation of the noise, unless it is predicted."""
         return self.log_std.exp()
 
     def predictive(self, outputs: Tensor) -> RegressionPredictive:
-        """The mixture of the draws' distributions, with the noise as it is now."""
+        """Return the mixture of the draws' distributions, with the current noise level."""
         now = GaussianNoise(predicted=self.predicted)
         now.log_std = nn.Parameter(self.log_std.detach().clone(), requires_grad=False)
         return RegressionPredictive(outputs, now.distribution)
@@ -164,7 +163,7 @@ class GaussianNoise(Observation):
 
 
 def as_likelihood(value: Likelihood | nn.Module | Callable[[Tensor], Distribution]) -> Likelihood:
-    """Take a likelihood as it is, and a loss or a function of outputs where its meaning is clear.
+    """Return the likelihood that a `likelihood` argument denotes.
 
     Args:
         value: A `Likelihood`; `nn.CrossEntropyLoss()`; or a function from outputs to a distribution.

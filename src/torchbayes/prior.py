@@ -1,8 +1,8 @@
-"""What is believed of the weights before the data: densities over a dictionary of weights.
+"""Priors: densities over a dictionary of weights.
 
-A prior is over all the weights it is given, as one distribution: `log_prob` is a sum over weights, not a
-mean, so that it can be added to the log-likelihood of the whole training set. A loss that is a *mean*
-over examples takes `log_prob / train_size`.
+A prior is one distribution over all the weights it is given: `log_prob` is a sum over weights, not a mean,
+so that it can be added to the log-likelihood of the whole training set. A loss that is a *mean* over
+examples takes `log_prob / train_size`.
 
 | symbol | here | from |
 | --- | --- | --- |
@@ -40,14 +40,6 @@ __all__ = [
 ]
 
 
-def _diagonal(posterior: Gaussian) -> Gaussian:
-    if not isinstance(posterior, Gaussian):
-        raise TypeError(
-            f"a {type(posterior).__name__} is not a diagonal Gaussian: pass a torchbayes.Gaussian"
-        )
-    return posterior
-
-
 def _positive(name: str, value: float) -> float:
     if not value > 0 or math.isinf(value):
         raise ValueError(f"{name} is {value:g}: expected a finite number above 0")
@@ -55,34 +47,36 @@ def _positive(name: str, value: float) -> float:
 
 
 class Prior(ABC):
-    """A density over weights. A subclass gives the log-density of one named weight tensor."""
+    """A density over weights. A subclass defines the log-density of one named weight tensor."""
 
     @abstractmethod
     def log_prob_of(self, name: str, weight: Tensor) -> Tensor:
-        """The log-density of one weight tensor, summed over its entries."""
+        """Return the log-density of one weight tensor, summed over its entries."""
 
     def log_prob(self, weights: Weights) -> Tensor:
-        """The log-density of all `weights`, a scalar; differentiable."""
+        """Return the log-density of all `weights`, a differentiable scalar."""
         if not weights:
             return torch.zeros((), dtype=torch.float64)
-        # Squares and their sums leave the range of half precision.
+        # Squares and their sums overflow in half precision.
         single = {n: w.float() if w.element_size() < 4 else w for n, w in weights.items()}
         return torch.stack([self.log_prob_of(n, w).double() for n, w in single.items()]).sum()
 
     def grad(self, weights: Weights) -> Weights:
-        """The gradient of `log_prob` at `weights`."""
+        """Return the gradient of `log_prob` at `weights`."""
+        if not weights:
+            return {}
         leaves = {name: w.detach().clone().requires_grad_() for name, w in weights.items()}
         with torch.enable_grad():
             gradients = torch.autograd.grad(self.log_prob(leaves), list(leaves.values()))
         return dict(zip(leaves, gradients, strict=True))
 
     def __repr__(self) -> str:
-        """Name the prior and its numbers, by which a run folder knows the prior it was trained with."""
+        """Return the prior's name and numbers, by which a run folder identifies its prior."""
         numbers = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
         return f"{type(self).__name__}({numbers})"
 
     def kl(self, posterior: Gaussian) -> Tensor:
-        """KL(posterior ‖ prior) in closed form, summed over the posterior's random weights.
+        """Return KL(posterior ‖ prior) in closed form, summed over the posterior's random weights.
 
         Raises:
             TypeError: If there is no closed form for this prior.
@@ -100,9 +94,9 @@ class GaussianPrior(Prior):
     torch's L2 `weight_decay = precision / train_size` (of SGD and Adam, not AdamW).
 
     Args:
-        mean: One number for all weights, or a tensor for each.
-        precision: The inverse variance: one number for all weights, or a tensor for each. 0 means no
-            prior on that weight.
+        mean: Mean: one number for all weights, or a tensor for each.
+        precision: Inverse variance: one number for all weights, or a tensor for each. 0 means no prior on
+            that weight.
 
     Example:
         >>> import torch, torchbayes as tb
@@ -112,29 +106,26 @@ class GaussianPrior(Prior):
     """
 
     def __init__(self, *, mean: float | Weights = 0.0, precision: float | Weights = 1.0) -> None:
-        if not isinstance(precision, dict):
-            if not 0 <= precision < math.inf:
+        if not isinstance(precision, dict) and not 0 <= precision < math.inf:
+            raise ValueError(
+                f"precision (1/std²) is {precision:g}: expected a finite number of at least 0 "
+                "(0 for no prior)"
+            )
+        for name, value in precision.items() if isinstance(precision, dict) else ():
+            bad = value[~((value >= 0) & (value < math.inf))]
+            if bad.numel():
                 raise ValueError(
-                    f"precision (1/std²) is {precision:g}: expected a finite number of at least 0 "
-                    "(0 for no prior)"
+                    f"precision of {name!r} has the entry {bad[0].item():g}: expected finite numbers "
+                    "from 0 (1/std²; 0 for no prior)"
                 )
-        else:
-            for name, value in precision.items():
-                bad = value[~((value >= 0) & (value < math.inf))]
-                if bad.numel():
-                    raise ValueError(
-                        f"precision of {name!r} has the entry {bad[0].item():g}: expected finite numbers "
-                        "from 0 (1/std²; 0 for no prior)"
-                    )
-        self.mean = mean
-        self.precision = precision
+        self.mean, self.precision = mean, precision
 
     @classmethod
     def from_posterior(cls, posterior: Posterior) -> GaussianPrior:
-        """The posterior of one task as the prior of the next.
+        """Turn the posterior of one task into the prior of the next.
 
-        Takes the mean and the standard deviation of every weight; what the posterior knows of their
-        correlations is left out. Weights that are deterministic in it have no prior.
+        The prior has the mean and the standard deviation of every weight; correlations are dropped. Weights
+        that are deterministic in the posterior have no prior.
         """
         marginals = getattr(posterior, "std", None)
         if marginals is None:
@@ -157,7 +148,7 @@ class GaussianPrior(Prior):
         return cls(mean={name: mean[name] for name in precision}, precision=precision)
 
     def __repr__(self) -> str:
-        """What run folders keep of it, to tell whether a run is resumed with its own prior."""
+        """Return what a run folder records, to check that a run is resumed with its own prior."""
         if not isinstance(self.mean, dict) and not isinstance(self.precision, dict):
             return f"GaussianPrior(mean={self.mean:g}, precision={self.precision:g})"
         check = 0
@@ -168,10 +159,9 @@ class GaussianPrior(Prior):
         return f"GaussianPrior(of single weights, checksum {check:08x})"
 
     def moments(self, name: str, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """The prior's mean and precision of one weight tensor, as tensors that broadcast with it."""
-        return self._of(self.mean, "mean", name, weight), self._of(
-            self.precision, "precision", name, weight
-        )
+        """Return the prior's mean and precision of one weight tensor, as tensors that broadcast with it."""
+        mean = self._of(self.mean, "mean", name, weight)
+        return mean, self._of(self.precision, "precision", name, weight)
 
     @staticmethod
     def _of(value: float | Weights, what: str, name: str, weight: Tensor) -> Tensor:
@@ -191,15 +181,15 @@ class GaussianPrior(Prior):
         return value[name].to(weight)
 
     def log_prob_of(self, name: str, weight: Tensor) -> Tensor:
-        """Log N(weight; mean, 1/precision)."""
+        """Return log N(weight; mean, 1/precision)."""
         mean, precision = self.moments(name, weight)
         log_normaliser = 0.5 * torch.log(precision / (2 * math.pi))
         density = log_normaliser - 0.5 * precision * (weight - mean) ** 2
-        # A precision of 0 is an improper flat prior: it adds nothing, and above all no −∞.
+        # A precision of 0 is an improper flat prior: it adds nothing, in particular no −∞.
         return torch.where(precision > 0, density, torch.zeros_like(weight)).sum()
 
     def grad(self, weights: Weights) -> Weights:
-        """−precision · (w − mean)."""
+        """Return −precision · (w − mean)."""
         result: Weights = {}
         for name, weight in weights.items():
             mean, precision = self.moments(name, weight)
@@ -207,15 +197,19 @@ class GaussianPrior(Prior):
         return result
 
     def kl(self, posterior: Gaussian) -> Tensor:
-        """KL between two diagonal Gaussians, by `torch.distributions.kl_divergence`."""
-        means, stds = _diagonal(posterior).mean(), posterior.std()
+        """Return the KL between two diagonal Gaussians, by `torch.distributions.kl_divergence`."""
+        if not isinstance(posterior, Gaussian):
+            raise TypeError(
+                f"a {type(posterior).__name__} is not a diagonal Gaussian: pass a torchbayes.Gaussian"
+            )
+        means, stds = posterior.mean(), posterior.std()
         terms = []
         for name, std in stds.items():
             mean, precision = self.moments(name, std)
             proper = (precision > 0).expand_as(std)
             if not bool(proper.any()):
                 continue
-            # Unvalidated, because a standard deviation of 0 has a KL, which is infinite.
+            # Unvalidated, because a standard deviation of 0 has a KL, namely infinity.
             q = Normal(means[name][proper], std[proper], validate_args=False)
             scale = precision.expand_as(std)[proper].reciprocal().sqrt()
             p = Normal(mean.expand_as(std)[proper], scale, validate_args=False)
@@ -224,9 +218,10 @@ class GaussianPrior(Prior):
 
     @property
     def scalar(self) -> float | None:
-        """δ if this is N(0, 1/δ) for every weight, otherwise None."""
-        plain = not isinstance(self.mean, dict) and not isinstance(self.precision, dict)
-        return float(self.precision) if plain and self.mean == 0 else None  # type: ignore[arg-type]
+        """The precision δ if this is N(0, 1/δ) for every weight, otherwise None."""
+        if isinstance(self.precision, dict) or isinstance(self.mean, dict) or self.mean != 0:
+            return None
+        return float(self.precision)
 
 
 class ScaleMixturePrior(Prior):
@@ -235,9 +230,9 @@ class ScaleMixturePrior(Prior):
     p(w) = π N(w; 0, std1²) + (1−π) N(w; 0, std2²), with the logarithm taken by logaddexp.
 
     Args:
-        pi: The share of the first, wide component, between 0 and 1.
-        std1: Its standard deviation.
-        std2: The standard deviation of the second, narrow component.
+        pi: Weight of the first, wide component, between 0 and 1.
+        std1: Standard deviation of the first component.
+        std2: Standard deviation of the second, narrow component.
 
     Example:
         >>> import torch, torchbayes as tb
@@ -248,13 +243,11 @@ class ScaleMixturePrior(Prior):
 
     def __init__(self, pi: float = 0.5, std1: float = 1.0, std2: float = math.exp(-6)) -> None:
         if not 0 < pi < 1:
-            raise ValueError(
-                f"pi is {pi:g}: expected the share of the wide component, between 0 and 1"
-            )
+            raise ValueError(f"pi is {pi:g}: expected the wide component's weight, between 0 and 1")
         self.pi, self.std1, self.std2 = pi, _positive("std1", std1), _positive("std2", std2)
 
     def log_prob_of(self, name: str, weight: Tensor) -> Tensor:
-        """Logaddexp of the two components' log-densities."""
+        """Return the logaddexp of the two components' log-densities."""
         half = 0.5 * weight.square()
         constant = 0.5 * math.log(2 * math.pi)
         wide = math.log(self.pi) - math.log(self.std1) - constant - half / self.std1**2
@@ -263,7 +256,7 @@ class ScaleMixturePrior(Prior):
 
 
 def _groups(weight: Tensor) -> Tensor:
-    """One row per output feature; a vector or scalar has groups of one entry."""
+    """Return one row per output feature; a vector or scalar has groups of one entry."""
     return weight.flatten(1) if weight.dim() > 1 else weight.reshape(-1, 1)
 
 
@@ -273,7 +266,7 @@ class GroupLaplacePrior(Prior):
     On the scale parameters of weight norm, of shape (features, 1, …), it is a Laplace prior on each scale.
 
     Args:
-        scale: b, the typical norm of a feature divided by its dimension.
+        scale: Scale b, the typical norm of a feature divided by its dimension.
 
     Example:
         >>> import torch, torchbayes as tb
@@ -286,7 +279,7 @@ class GroupLaplacePrior(Prior):
         self.scale = _positive("scale", scale)
 
     def log_prob_of(self, name: str, weight: Tensor) -> Tensor:
-        """−‖wᵢ‖/b and the normaliser: the surface of the unit sphere times Γ(d) bᵈ."""
+        """Return −‖wᵢ‖/b minus the log-normaliser: the surface of the unit sphere times Γ(d) bᵈ."""
         rows = _groups(weight)
         d = rows.shape[1]
         log_surface = math.log(2) + 0.5 * d * math.log(math.pi) - math.lgamma(d / 2)
@@ -296,23 +289,21 @@ class GroupLaplacePrior(Prior):
         return -(norms / self.scale).sum() - rows.shape[0] * log_normaliser
 
     def grad(self, weights: Weights) -> Weights:
-        """−wᵢ / (b‖wᵢ‖), and 0 where a whole group is 0."""
+        """Return −wᵢ / (b‖wᵢ‖), and 0 where a whole group is 0."""
         result: Weights = {}
         for name, weight in weights.items():
             rows = _groups(weight.detach())
             norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
-            result[name] = (rows / norms.clamp_min(torch.finfo(rows.dtype).tiny)).mul_(
-                -1 / self.scale
-            )
-            result[name] = result[name].view(weight.shape)
+            unit = rows / norms.clamp_min(torch.finfo(rows.dtype).tiny)
+            result[name] = unit.mul_(-1 / self.scale).view(weight.shape)
         return result
 
 
 class UnitDirectionPrior(Prior):
     """exp(−d/2·(‖φ‖²−1)²) on each output feature's direction φ of dimension d (ATMC, section 4.3).
 
-    It holds the length of weight norm's directions, which the network's output does not depend on, near 1.
-    `log_prob` leaves out the constant that makes the density integrate to one.
+    It keeps the length of weight norm's directions, which does not affect the network's output, near 1.
+    `log_prob` omits the constant that makes the density integrate to one.
 
     Example:
         >>> import torch, torchbayes as tb
@@ -321,13 +312,13 @@ class UnitDirectionPrior(Prior):
     """
 
     def log_prob_of(self, name: str, weight: Tensor) -> Tensor:
-        """−d/2·(‖φ‖²−1)², summed over features."""
+        """Return −d/2·(‖φ‖²−1)², summed over features."""
         rows = _groups(weight)
         excess: Tensor = rows.square().sum(1) - 1
         return excess.square().sum() * (-0.5 * rows.shape[1])
 
     def grad(self, weights: Weights) -> Weights:
-        """−2d(‖φ‖²−1)φ."""
+        """Return −2d(‖φ‖²−1)φ."""
         result: Weights = {}
         for name, weight in weights.items():
             rows = _groups(weight.detach())
@@ -340,8 +331,8 @@ class PriorByName(Prior):
     """A prior for each kind of weight, chosen by the weight's name or by the type of its module.
 
     Args:
-        rules: From patterns such as `"*.bias"`, in which `*` stands for anything, to priors. A weight has
-            the prior of the first pattern that fits its whole name.
+        rules: Priors by patterns such as `"*.bias"`, in which `*` matches anything. A weight has the prior of
+            the first pattern that matches its whole name.
 
     Example:
         >>> import torch, torchbayes as tb
@@ -391,7 +382,7 @@ class PriorByName(Prior):
         return cls(found)
 
     def rule(self, name: str) -> str:
-        """The pattern that decides over the weight called `name`."""
+        """Return the pattern that applies to the weight called `name`."""
         for pattern in self.rules:
             if fnmatchcase(name, pattern):
                 return pattern
@@ -401,11 +392,11 @@ class PriorByName(Prior):
         )
 
     def log_prob_of(self, name: str, weight: Tensor) -> Tensor:
-        """The log-density under the weight's own prior."""
+        """Return the log-density under the weight's own prior."""
         return self.rules[self.rule(name)].log_prob_of(name, weight)
 
     def grad(self, weights: Weights) -> Weights:
-        """The gradient under each weight's own prior."""
+        """Return the gradient under each weight's own prior."""
         parts: dict[int, tuple[Prior, Weights]] = {}
         for name, weight in weights.items():
             prior = self.rules[self.rule(name)]
@@ -417,14 +408,14 @@ class PriorByName(Prior):
 
 
 def as_prior(prior: Prior | float) -> Prior:
-    """Return the prior that a method's `prior` argument stands for.
+    """Return the prior that a method's `prior` argument denotes.
 
     Args:
         prior: A prior, or the precision δ of N(0, 1/δ) on every weight; 0 for none.
 
     Raises:
         TypeError: If it is neither.
-        ValueError: If it is a number that is no precision.
+        ValueError: If it is a number that is not a valid precision.
 
     Example:
         >>> from torchbayes.prior import as_prior
@@ -446,20 +437,15 @@ def as_prior(prior: Prior | float) -> Prior:
 
 
 def resnetpp_prior() -> PriorByName:
-    """The ATMC paper's priors for ResNet++.
+    """Return the ATMC paper's priors for ResNet++.
 
     Group Laplace with b = 5 on scales (section 5), unit length on directions (section 4.3), and N(0, 1) on
-    all else, that is the biases, for which the paper gives none.
+    the rest, that is the biases, for which the paper gives none.
 
     Example:
         >>> from torchbayes.prior import resnetpp_prior
         >>> resnetpp_prior().rule("layer1.0.conv1.direction")
         '*.direction'
     """
-    return PriorByName(
-        {
-            "*.scale": GroupLaplacePrior(5.0),
-            "*.direction": UnitDirectionPrior(),
-            "*": GaussianPrior(),
-        }
-    )
+    scale, direction = GroupLaplacePrior(5.0), UnitDirectionPrior()
+    return PriorByName({"*.scale": scale, "*.direction": direction, "*": GaussianPrior()})

@@ -24,7 +24,7 @@ from torchbayes.train.fit import Run, fit
 
 __all__ = ["BayesianClassifier", "BayesianRegressor"]
 
-# What `validate_data` asks of inputs: finite numbers, any number of dimensions above one.
+# The inputs that `validate_data` accepts: finite numbers, two or more dimensions.
 _ARRAYS: dict[str, Any] = {"dtype": (np.float64, np.float32), "allow_nd": True}
 _HIDDEN = (64, 64)
 _SMALLEST_IMAGE = 16  # LeNet-5's two convolutions and pools leave nothing of smaller ones
@@ -47,10 +47,10 @@ class _Standardise(nn.Module):
 
 
 def default_network(inputs: Tensor, outputs: int) -> nn.Module:
-    """The network that an estimator makes if it is given none, for inputs of this shape.
+    """Build an estimator's default network for inputs of this shape.
 
-    LeNet-5 for images of at least 16 × 16 pixels, a ReLU network with two hidden layers of 64 for all else;
-    either sees standardised inputs.
+    LeNet-5 for images of at least 16 × 16 pixels, otherwise a ReLU network with two hidden layers of 64;
+    both standardise their inputs.
     """
     shape = tuple(inputs.shape[1:])
     image = len(shape) == 3 and min(shape[1:]) >= _SMALLEST_IMAGE
@@ -61,31 +61,19 @@ def default_network(inputs: Tensor, outputs: int) -> nn.Module:
 
 
 class _BayesianEstimator(BaseEstimator):  # type: ignore[misc]
-    """What classifier and regressor share."""
+    """The base of classifier and regressor."""
 
     run_: Run
     seed_: int
 
     def __init__(
-        self,
-        model: nn.Module | Callable[[], nn.Module] | None = None,
-        method: str = "ensemble",
-        *,
-        lr: float | None = None,
-        epochs: int = 100,
-        batch_size: int = 64,
-        samples: int = 32,
-        options: Mapping[str, Any] | None = None,
-        random_state: Any = None,
-    ) -> None:
-        self.model = model
-        self.method = method
-        self.lr = lr
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.samples = samples
-        self.options = options
-        self.random_state = random_state
+        self, model: nn.Module | Callable[[], nn.Module] | None = None, method: str = "ensemble", *,
+        lr: float | None = None, epochs: int = 100, batch_size: int = 64, samples: int = 32,
+        options: Mapping[str, Any] | None = None, random_state: Any = None,
+    ) -> None:  # fmt: skip
+        self.model, self.method, self.lr, self.epochs = model, method, lr, epochs
+        self.batch_size, self.samples = batch_size, samples
+        self.options, self.random_state = options, random_state
 
     def _fit(self, inputs: Tensor, targets: Tensor, outputs: int, likelihood: Likelihood) -> None:
         self.seed_ = int(check_random_state(self.random_state).randint(2**31 - 1))
@@ -93,25 +81,19 @@ class _BayesianEstimator(BaseEstimator):  # type: ignore[misc]
         if self.lr is not None:
             options["lr"] = self.lr
         self.run_ = fit(
-            self._network(inputs, outputs),
-            (self._taken(inputs), targets),
-            self.method,
-            epochs=self.epochs,
-            batch_size=self.batch_size,
-            likelihood=likelihood,
-            seed=self.seed_,
-            progress=False,
-            **options,
-        )
+            self._network(inputs, outputs), (self._cast(inputs), targets), self.method,
+            epochs=self.epochs, batch_size=self.batch_size, likelihood=likelihood, seed=self.seed_,
+            progress=False, **options,
+        )  # fmt: skip
 
     def _network(self, inputs: Tensor, outputs: int) -> nn.Module | Callable[[], nn.Module]:
         if self.model is None:
             return lambda: default_network(inputs, outputs)
-        # Training must not change what the estimator was made with: it may be cloned afterwards.
+        # Training must not change the estimator's arguments: it may be cloned afterwards.
         return copy.deepcopy(self.model) if isinstance(self.model, nn.Module) else self.model
 
-    def _taken(self, inputs: Tensor) -> Tensor:
-        """Inputs in the type that the network computes in: its own, or the data's for the default one."""
+    def _cast(self, inputs: Tensor) -> Tensor:
+        """Convert inputs to the network's type; the default network has that of the data."""
         if self.model is None:
             return inputs
         if isinstance(self.model, nn.Module):
@@ -119,18 +101,15 @@ class _BayesianEstimator(BaseEstimator):  # type: ignore[misc]
             return inputs if first is None else inputs.to(first.dtype)
         return inputs.to(torch.get_default_dtype())
 
-    def _checked(self, X: Any) -> Tensor:
-        check_is_fitted(self, "run_")
-        return self._taken(_tensor(validate_data(self, X, reset=False, **_ARRAYS)))
-
     def _predictive(self, X: Any) -> Any:
-        inputs = self._checked(X)
+        check_is_fitted(self, "run_")
+        inputs = self._cast(_tensor(validate_data(self, X, reset=False, **_ARRAYS)))
         generator = torch.Generator().manual_seed(self.seed_)
         return self.run_.predict(inputs, self.samples, generator=generator)
 
 
 def _tensor(array: np.ndarray[Any, Any]) -> Tensor:
-    # A copy, because torch cannot promise to leave a read-only array alone.
+    # A copy, because torch cannot guarantee that a read-only array stays unchanged.
     return torch.from_numpy(np.array(array, order="C"))
 
 
@@ -138,15 +117,15 @@ class BayesianClassifier(ClassifierMixin, _BayesianEstimator):  # type: ignore[m
     """A Bayesian network as a scikit-learn classifier.
 
     Args:
-        model: The network, with one output per class, or a function that makes one; by default LeNet-5 for
+        model: The network, with one output per class, or a function that builds one; by default LeNet-5 for
             images of at least 16 × 16 pixels and a ReLU network with two hidden layers of 64 for other data,
             both on standardised inputs.
-        method: A name of `torchbayes.METHODS`.
-        lr: The learning rate; the method's own default if None.
-        epochs: How often to go through the training set.
-        batch_size: The examples per update.
-        samples: The draws to predict with.
-        options: The method's other options.
+        method: Name of a method in `torchbayes.METHODS`.
+        lr: Learning rate; the method's own default if None.
+        epochs: Number of passes over the training set.
+        batch_size: Examples per update.
+        samples: Number of draws for predictions.
+        options: Other options of the method.
         random_state: A seed, a NumPy generator, or None for a new seed at every fit.
 
     Attributes:
@@ -177,27 +156,27 @@ class BayesianClassifier(ClassifierMixin, _BayesianEstimator):  # type: ignore[m
         return self
 
     def predictive(self, X: Any) -> ClassPredictive:
-        """The prediction with its uncertainty taken apart, in torch tensors."""
+        """Return the prediction with its uncertainty decomposed, in torch tensors."""
         result = self._predictive(X)
         assert isinstance(result, ClassPredictive)
         return result
 
     def predict_proba(self, X: Any) -> np.ndarray[Any, Any]:
-        """The probabilities (examples, classes), averaged over the posterior."""
+        """Return the probabilities (examples, classes), averaged over the posterior."""
         return self.predictive(X).probs.cpu().numpy()
 
     def predict(self, X: Any) -> np.ndarray[Any, Any]:
-        """The most probable label of every example."""
+        """Return the most probable label of every example."""
         numbers = self.predictive(X).prediction.cpu().numpy()
         labels: np.ndarray[Any, Any] = self.classes_[numbers]
         return labels
 
 
 class BayesianRegressor(RegressorMixin, _BayesianEstimator):  # type: ignore[misc]
-    """A Bayesian network as a scikit-learn regressor, with Gaussian noise of a size that it learns.
+    """A Bayesian network as a scikit-learn regressor, with Gaussian noise of learned size.
 
-    Targets are standardised for training and predictions put back, so that priors and learning rates suit
-    data of any unit.
+    Targets are standardised for training and predictions converted back, so that priors and learning rates
+    suit data in any unit.
 
     It takes the arguments of `BayesianClassifier`; a `model` has one output per target.
 
@@ -223,20 +202,20 @@ class BayesianRegressor(RegressorMixin, _BayesianEstimator):  # type: ignore[mis
         targets = targets.reshape(len(targets), -1)
         scale = targets.std(0, correction=0)
         self._mean, self._scale = targets.mean(0), torch.where(scale > 0, scale, 1.0).to(scale)
-        standard = self._taken((targets - self._mean) / self._scale)
+        standard = self._cast((targets - self._mean) / self._scale)
         self._fit(inputs, standard, targets.shape[1], GaussianNoise(learned=True))
         return self
 
     def predictive(self, X: Any) -> RegressionPredictive:
-        """The prediction for standardised targets, with its uncertainty taken apart, in torch tensors."""
+        """Return the prediction for standardised targets, its uncertainty decomposed, in torch tensors."""
         result = self._predictive(X)
         assert isinstance(result, RegressionPredictive)
         return result
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
-        """The predicted mean of every example, and with `return_std` the standard deviation beside it.
+        """Return the predicted mean of every example, and with `return_std` its standard deviation.
 
-        That is the standard deviation of a new observation: noise and doubt about the weights together.
+        It is the standard deviation of a new observation: noise and uncertainty about the weights combined.
         """
         p = self.predictive(X)
         mean = self._shaped(p.mean.cpu() * self._scale + self._mean)

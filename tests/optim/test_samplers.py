@@ -374,7 +374,7 @@ BAD: dict[str, tuple[type[Sampler], dict[str, Any], str]] = {
     "temperature": (SGLD, {"temperature": 0.0}, "temperature is 0"),
     "decay": (PSGLD, {"decay": 1.0}, "decay is 1"),
     "damping": (PSGLD, {"damping": 0.0}, "damping is 0"),
-    "friction above 1": (SGHMC, {"lr": 0.1, "friction": 20.0}, "is 2, so that a step takes more"),
+    "friction above 1": (SGHMC, {"lr": 0.1, "friction": 20.0}, "is 2, so a step removes more"),
     "friction twice": (SGHMC, {"friction": 1.0, "momentum": 0.9}, "give one of the two"),
     "momentum": (ATMC, {"momentum": 1.0}, "momentum is 1"),
     "mass": (ATMC, {"mass": 0.0}, "mass is 0"),
@@ -383,7 +383,7 @@ BAD: dict[str, tuple[type[Sampler], dict[str, Any], str]] = {
     "limit twice": (ATMC, {"speed_limit": 1.0, "max_step": 1.0}, "give one of the two"),
     "limit too low": (ATMC, {"average_step": 0.1, "max_step": 0.01}, "but the average step is 0.1"),
     "one thermostat, limit": (
-        SGNHT, {"per_parameter": False, "max_step": 1.0}, "knows no speed limit",
+        SGNHT, {"per_parameter": False, "max_step": 1.0}, "supports no speed limit",
     ),
     "noise": (SGHMC, {"gradient_variance": 1e9}, "more noise than the friction"),
 }  # fmt: skip

@@ -316,7 +316,7 @@ def test_empty_samples_say_so(place: Path | None, tmp_path: Path) -> None:
     ):
         with pytest.raises(ValueError, match="are empty: append"):
             use()
-    with pytest.raises(ValueError, match="nothing to take a snapshot of"):
+    with pytest.raises(ValueError, match="no model to take a snapshot of"):
         samples.append()
 
 

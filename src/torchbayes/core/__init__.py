@@ -1,1 +1,1 @@
-"""What every part of the library uses: batches, parameters, noise, memory, files and processes."""
+"""Foundations that every part of the library uses: batches, parameters, noise, memory, files, processes."""

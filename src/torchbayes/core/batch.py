@@ -1,12 +1,12 @@
-"""What a batch is: tensors alone, or in tuples and dicts, with or without targets; its loss is a mean.
+"""Batches: tensors alone, or in tuples and dicts, with or without targets; their loss is a mean.
 
-Training, prediction and batch-norm recalibration all take batches apart here, so a loader that one
-of them accepts is accepted by all.
+Training, prediction and batch-norm recalibration all split batches here, so all of them accept the same
+loaders.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -32,14 +32,14 @@ _SUM = 2
 
 
 def split_batch(batch: Any) -> tuple[Inputs, Tensor | None]:
-    """Take a batch apart into what the model is called with and what it should answer.
+    """Split a batch into the model's inputs and the targets.
 
     Args:
         batch: A tensor (inputs only), a tuple or list `(inputs,)` or `(inputs, targets)`, or a dict
             whose targets are under `target`, `targets`, `label`, `labels` or `y`.
 
     Returns:
-        The inputs, and the targets or None where the batch has none.
+        The inputs, and the targets or None if the batch has none.
 
     Example:
         >>> inputs, targets = split_batch({"x": torch.zeros(3, 2), "y": torch.arange(3)})
@@ -52,7 +52,7 @@ def split_batch(batch: Any) -> tuple[Inputs, Tensor | None]:
         keys = [key for key in _TARGET_KEYS if key in batch]
         if len(keys) > 1:
             raise ValueError(
-                f"This batch has targets under both {keys[0]!r} and {keys[1]!r}: keep one of them."
+                f"the batch has targets under both {keys[0]!r} and {keys[1]!r}: keep one of them"
             )
         rest = {key: value for key, value in batch.items() if key not in keys}
         return rest, batch[keys[0]] if keys else None
@@ -62,17 +62,17 @@ def split_batch(batch: Any) -> tuple[Inputs, Tensor | None]:
         if len(batch) == 2:
             return batch[0], batch[1]
         raise ValueError(
-            f"A batch is (inputs,) or (inputs, targets), but this one has {len(batch)} entries: "
-            "put several inputs into one tuple or dict, as in ((x1, x2), targets)."
+            f"a batch is (inputs,) or (inputs, targets), but this one has {len(batch)} entries: "
+            "put several inputs into one tuple or dict, as in ((x1, x2), targets)"
         )
     raise TypeError(
-        f"A batch is a tensor, a tuple, a list or a dict, not {type(batch).__name__}: "
-        "convert it in the loader's collate function."
+        f"a batch is a tensor, a tuple, a list or a dict, not {type(batch).__name__}: "
+        "convert it in the loader's collate function"
     )
 
 
 def call(model: nn.Module | Callable[..., Any], inputs: Inputs) -> Any:
-    """Call `model` as the inputs' form asks: `model(x)`, `model(*x)` or `model(**x)`.
+    """Call `model` according to the type of the inputs: `model(x)`, `model(*x)` or `model(**x)`.
 
     Example:
         >>> call(torch.add, (torch.ones(2), torch.ones(2)))
@@ -83,7 +83,7 @@ def call(model: nn.Module | Callable[..., Any], inputs: Inputs) -> Any:
 
 
 def arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Give the positional and keyword arguments that `inputs` stand for; see `call`."""
+    """Return the positional and keyword arguments that `inputs` denote; see `call`."""
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
     if isinstance(inputs, (tuple, list)):
@@ -92,7 +92,7 @@ def arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def to_device(inputs: Any, device: torch.device | str) -> Any:
-    """Move every tensor of `inputs` to `device`; anything else in there stays as it is."""
+    """Move every tensor of `inputs` to `device`; other values are kept."""
     return map_tensors(inputs, lambda tensor: tensor.to(device))
 
 
@@ -107,17 +107,17 @@ def slice_batch(inputs: Any, start: int, stop: int) -> Any:
 
 
 def batch_len(inputs: Any) -> int:
-    """Count the examples of a batch: the length of its first tensor that has a length.
+    """Count the examples of a batch: the length of its first tensor with a dimension.
 
     Example:
         >>> batch_len({"x": torch.zeros(3, 2)})
         3
     """
-    length = _first_length(inputs)
+    length = next((len(tensor) for tensor in _tensors(inputs) if tensor.dim()), None)
     if length is None:
         raise ValueError(
-            f"These inputs ({type(inputs).__name__}) have no tensor with a batch dimension: "
-            "the first dimension of a tensor counts the examples."
+            f"the inputs ({type(inputs).__name__}) have no tensor with a batch dimension: "
+            "the first dimension of a tensor counts the examples"
         )
     return length
 
@@ -135,29 +135,22 @@ def map_tensors(inputs: Any, function: Callable[[Tensor], Tensor]) -> Any:
     return inputs
 
 
-def _first_length(inputs: Any) -> int | None:
+def _tensors(inputs: Any) -> Iterator[Tensor]:
     if isinstance(inputs, Tensor):
-        return inputs.shape[0] if inputs.dim() else None
-    values: Any = ()
-    if isinstance(inputs, Mapping):
-        values = inputs.values()
-    elif isinstance(inputs, (tuple, list)):
-        values = inputs
-    for value in values:
-        length = _first_length(value)
-        if length is not None:
-            return length
-    return None
+        yield inputs
+    elif isinstance(inputs, (Mapping, tuple, list)):
+        for value in inputs.values() if isinstance(inputs, Mapping) else inputs:
+            yield from _tensors(value)
 
 
 def check_mean_loss(loss: Tensor, examples: int) -> None:
-    """Raise a `ValueError` if `loss` is plainly the sum over a batch.
+    """Raise a `ValueError` if `loss` is clearly the sum over a batch.
 
-    It looks at the last operation only: a sum that is divided afterwards is a mean.
+    Only the last operation is inspected: a sum that is divided afterwards is a mean.
 
     Args:
         loss: The loss, with its graph.
-        examples: The size of the batch.
+        examples: Size of the batch.
     """
     node: Any = loss.grad_fn
     if node is None or examples < 2:
@@ -177,7 +170,7 @@ def check_mean_loss(loss: Tensor, examples: int) -> None:
 
 
 def _through_scaling(node: Any) -> Any:
-    """The node below a multiplication by a number of at least 1: a `GradScaler`'s, not a division."""
+    """Return the node below a multiplication by at least 1, a `GradScaler`'s rather than a division."""
     if node.name() != "MulBackward0":
         return node
     try:

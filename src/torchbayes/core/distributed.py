@@ -1,6 +1,6 @@
 """Several processes under torchrun: the only place that imports `torch.distributed`.
 
-Every function works without a process group too and is then the obvious thing for one process.
+Every function also works without a process group, as if there were one process.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ __all__ = [
 
 
 class LostProcessError(ConnectionError):
-    """Another process of the run has died or does not answer."""
+    """Another process of the run has died or does not respond."""
 
 
 @contextmanager
 def _talking() -> Iterator[None]:
-    """Turn what a back end says of a process that is gone into one clear sentence."""
+    """Turn a back end's error about a lost process into one clear sentence."""
     try:
         yield
     except RuntimeError as error:
@@ -60,12 +60,12 @@ def process_group() -> Iterator[None]:
 
 
 def rank() -> int:
-    """This process's number, from 0."""
+    """Return the number of this process, from 0."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
 def world_size() -> int:
-    """The number of processes."""
+    """Return the number of processes."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
@@ -85,7 +85,7 @@ def broadcast(tensors: Sequence[Tensor], source: int = 0) -> None:
 
 
 def gather(tensor: Tensor) -> list[Tensor]:
-    """The tensors of all processes, which must have one shape, in the order of their ranks."""
+    """Return the tensors of all processes, which must have the same shape, in order of rank."""
     if not dist.is_initialized():
         return [tensor]
     result = [torch.empty_like(tensor) for _ in range(world_size())]
@@ -95,7 +95,7 @@ def gather(tensor: Tensor) -> list[Tensor]:
 
 
 def any_of(flags: Sequence[bool]) -> list[bool]:
-    """For each flag, whether it is set on any process, in one message."""
+    """Return for each flag whether any process sets it, in one message."""
     if not dist.is_initialized():
         return list(flags)
     device = "cuda" if dist.get_backend() == "nccl" else "cpu"
@@ -110,7 +110,7 @@ def average_gradients(parameters: Sequence[Tensor], share: float) -> None:
 
     Args:
         parameters: The parameters, in the same order everywhere.
-        share: The part of the whole batch that this process has seen; the shares sum to 1.
+        share: Fraction of the whole batch that this process has seen; the shares sum to 1.
     """
     if not dist.is_initialized() or not parameters:
         return
@@ -129,7 +129,7 @@ def sum_packed(tensors: Sequence[Tensor]) -> None:
     """Replace every tensor by its sum over processes, in one message.
 
     Args:
-        tensors: In the same order and shapes everywhere.
+        tensors: The tensors, in the same order and shapes everywhere.
     """
     if not dist.is_initialized():
         return

@@ -1,9 +1,9 @@
 """Random numbers for large tensors: exact, seedable, and drawn on all cores.
 
-torch's normal generator runs on one thread, and for a network of wide layers it takes as long as the
-forward and backward pass. Here large float32 tensors on a CPU are filled by `torchbayes.kernels`: on all
-threads, more than twice as fast on each of them. The numbers depend on the generator's state alone, not on
-the number of threads or on their timing: saving that state is enough to repeat them.
+torch's normal generator runs on one thread, and for a network with wide layers it takes as long as the
+forward and backward pass. Here `torchbayes.kernels` fills large float32 tensors on a CPU: on all threads,
+and more than twice as fast on each. The numbers depend only on the generator's state, not on the number of
+threads or their timing: saving that state is enough to reproduce them.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def normal_(tensor: Tensor, generator: torch.Generator | None = None) -> Tensor:
     """Fill `tensor` with standard normal numbers and return it.
 
     Args:
-        tensor: What to fill, in place.
-        generator: Where the numbers come from; torch's global generator if not given.
+        tensor: The tensor to fill, in place.
+        generator: Source of the numbers; torch's global generator if None.
 
     Example:
         >>> import torch
@@ -41,8 +41,8 @@ def normals_(tensors: Sequence[Tensor], generator: torch.Generator | None = None
     """Fill all `tensors` with standard normal numbers, sharing the work over torch's threads.
 
     Args:
-        tensors: What to fill, in place.
-        generator: Where the numbers come from; torch's global generator if not given.
+        tensors: The tensors to fill, in place.
+        generator: Source of the numbers; torch's global generator if None.
     """
     if kernels.run(normals_, [tensors], [], generator) is not None:
         return
@@ -60,13 +60,13 @@ def gaussians_(
     stds: Sequence[Tensor],
     generator: torch.Generator | None = None,
 ) -> None:
-    """Fill all `tensors` with mean + std · ε, where ε are the numbers that `normals_` gives.
+    """Fill all `tensors` with mean + std · ε, where ε are the numbers of `normals_`.
 
     Args:
-        tensors: What to fill, in place.
+        tensors: The tensors to fill, in place.
         means: The mean of every entry of every tensor.
         stds: The standard deviation of every entry of every tensor.
-        generator: Where the numbers come from; torch's global generator if not given.
+        generator: Source of the numbers; torch's global generator if None.
 
     Example:
         >>> import torch
@@ -84,19 +84,16 @@ def gaussians_(
 
 
 def random_signs(
-    shape: Sequence[int],
-    generator: torch.Generator | None = None,
-    *,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu",
-) -> Tensor:
-    """Independent fair signs, +1 or −1.
+    shape: Sequence[int], generator: torch.Generator | None = None, *,
+    dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu",
+) -> Tensor:  # fmt: skip
+    """Draw independent fair signs, +1 or −1.
 
     Args:
-        shape: The shape of the result.
-        generator: Where they come from; torch's global generator if not given.
-        dtype: The type of the result.
-        device: Where the result is.
+        shape: Shape of the result.
+        generator: Source of the signs; torch's global generator if None.
+        dtype: Type of the result.
+        device: Device of the result.
 
     Example:
         >>> import torch

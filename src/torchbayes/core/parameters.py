@@ -1,4 +1,4 @@
-"""Which of a module's parameters a method may be uncertain about."""
+"""The parameters of a module that a method may be uncertain about."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters of `model` that require a gradient, a tied one once.
+    """Return the parameters of `model` that require a gradient, tied ones once.
 
     Raises:
-        ValueError: If there is none.
+        ValueError: If there are none.
     """
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not parameters:
@@ -25,7 +25,7 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def norm_parameters(model: nn.Module) -> set[str]:
-    """The names of the scales and shifts of normalisation layers, which methods keep deterministic."""
+    """Return the names of the scales and shifts of norm layers, which methods keep deterministic."""
     return {
         f"{prefix}.{name}" if prefix else name
         for prefix, module in model.named_modules()

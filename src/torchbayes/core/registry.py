@@ -1,7 +1,7 @@
-"""The list of methods: what each is called, and the class in which its algorithm and options stand.
+"""The list of methods: the name of each, and the class that defines its algorithm and options.
 
-An algorithm's file declares its method, so that a new one needs no other place. What `fit` does with a class
-follows from who owns the weights while it trains, that is from its base: see `torchbayes.train.registry`.
+An algorithm's file declares its method, so that a new one needs no other change. How `fit` trains a class
+follows from what owns the weights in training, that is from its base: see `torchbayes.train.registry`.
 """
 
 from __future__ import annotations
@@ -12,13 +12,8 @@ from typing import Any, TypeVar
 
 __all__ = ["DECLARED", "FAMILIES", "Declaration", "register"]
 
-FAMILIES = (
-    "one network",
-    "ensemble, masks, generator",
-    "a Gaussian",
-    "a chain's samples",
-)
-"""What can stand for the posterior."""
+FAMILIES = ("one network", "ensemble, masks, generator", "a Gaussian", "a chain's samples")
+"""The possible representations of the posterior."""
 
 _TARGETS = ("posterior", "mean field")
 _Class = TypeVar("_Class", bound=type)
@@ -26,18 +21,18 @@ _Class = TypeVar("_Class", bound=type)
 
 @dataclass(frozen=True)
 class Declaration:
-    """What the library knows of a method besides its class.
+    """What the library knows about a method besides its class.
 
     Attributes:
-        name: What users call it.
+        name: Name for users.
         algorithm: The class with its arguments, their defaults and their documentation.
-        family: What stands for the posterior, one of `FAMILIES`.
-        posterior_kind: The class name of its posterior.
-        target: What `verify` holds it against: `"posterior"`, `"mean field"` (the nearest Gaussian with
-            independent weights), or None if it is made for neither.
-        summary: One line on what it does.
-        paper: Where it is from.
-        defaults: Defaults that differ from those of the classes that it is made of.
+        family: Representation of the posterior, one of `FAMILIES`.
+        posterior_kind: Class name of its posterior.
+        target: What `verify` compares it with: `"posterior"`, `"mean field"` (the nearest Gaussian with
+            independent weights), or None if it approximates neither.
+        summary: One-line description.
+        paper: Source of the method.
+        defaults: Defaults that differ from those of the classes that the method is composed of.
     """
 
     name: str
@@ -55,28 +50,22 @@ DECLARED: dict[str, Declaration] = {}
 
 
 def register(
-    name: str,
-    *,
-    family: str,
-    posterior: str,
-    summary: str,
-    paper: str,
-    target: str | None = None,
+    name: str, *, family: str, posterior: str, summary: str, paper: str, target: str | None = None,
     **defaults: Any,
-) -> Callable[[_Class], _Class]:
-    """Declare a class to be a method, and so enrol it in `fit`, command line, report, docs and tests.
+) -> Callable[[_Class], _Class]:  # fmt: skip
+    """Declare a class as a method, which enrols it in `fit`, the command line, report, docs and tests.
 
     Args:
-        name: What users call it, such as `"sgld"`.
-        family: What stands for the posterior, one of `torchbayes.core.registry.FAMILIES`.
-        posterior: The class name of its posterior, such as `"Samples"`.
-        summary: One line on what it does.
-        paper: Where it is from.
-        target: What `verify` holds it against: `"posterior"`, `"mean field"`, or None for nothing.
-        **defaults: Options whose default is another one than in the classes that the method is made of.
+        name: Name for users, such as `"sgld"`.
+        family: Representation of the posterior, one of `torchbayes.core.registry.FAMILIES`.
+        posterior: Class name of its posterior, such as `"Samples"`.
+        summary: One-line description.
+        paper: Source of the method.
+        target: What `verify` compares it with: `"posterior"`, `"mean field"`, or None for nothing.
+        **defaults: Defaults that differ from those of the classes that the method is composed of.
 
     Returns:
-        A decorator for a subclass of `Sampler`, of another of the library's bases, or of `Method`.
+        A decorator for a subclass of `Sampler`, of another base of the library, or of `Method`.
 
     Example:
         >>> import torchbayes as tb
@@ -84,7 +73,7 @@ def register(
         True
     """
     if name in DECLARED:
-        raise ValueError(f"there is a method {name!r} already: choose another name")
+        raise ValueError(f"there is already a method {name!r}: choose another name")
     if family not in FAMILIES:
         raise ValueError(f"family is {family!r}: expected one of {', '.join(map(repr, FAMILIES))}")
     if target is not None and target not in _TARGETS:

@@ -1,4 +1,4 @@
-"""Files that are either whole or absent, however the process ends, and never run code when read."""
+"""Files that are either complete or absent, however the process ends, and never run code when read."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ _VERSION = 1
 
 
 class PosteriorFileError(ValueError):
-    """A posterior's file is missing, cut short, damaged, of another program or of another model."""
+    """A posterior's file is missing, truncated, damaged, of another program or of another model."""
 
 
 @contextmanager
 def atomic_path(path: str | Path) -> Iterator[Path]:
-    """Give a temporary path beside `path` that takes its place when the block ends well.
+    """Yield a temporary path beside `path` that replaces it when the block succeeds.
 
-    The content is flushed to the disk before the rename, so after a kill or a power cut `path` is the
-    old file or the new one, never a part of it.
+    The content is flushed to disk before the rename, so after a kill or a power cut `path` is the old file
+    or the new one, never a part of it.
 
     Args:
-        path: The file to write. Its folder is made if need be.
+        path: The file to write. Its folder is created if necessary.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -54,7 +54,7 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         yield temporary
         with temporary.open("rb") as written:
             os.fsync(written.fileno())
-        # mkstemp makes files that only their owner can read; give what an ordinary open() would.
+        # mkstemp creates files that only their owner can read; set the permissions of an ordinary open().
         umask = os.umask(0)
         os.umask(umask)
         temporary.chmod(0o666 & ~umask)
@@ -64,7 +64,7 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write `text` to `path` as a whole or not at all."""
+    """Write `text` to `path` completely or not at all."""
     with atomic_path(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
@@ -75,7 +75,7 @@ def write_json(path: str | Path, content: Any) -> None:
 
 
 def _checksum(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> int:
-    """A CRC of all that a reader relies on: the header, and every tensor's name, type and content."""
+    """Return a CRC of all that a reader relies on: the header, and every tensor's name, type and content."""
     described = {key: value for key, value in header.items() if key != "crc32"}
     crc = zlib.crc32(json.dumps(described, sort_keys=True).encode())
     for name in sorted(tensors):
@@ -86,15 +86,11 @@ def _checksum(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> int:
 
 
 def write_tensors(
-    path: Path,
-    tensors: Mapping[str, Tensor],
-    *,
-    kind: str,
-    model_name: str,
+    path: Path, tensors: Mapping[str, Tensor], *, kind: str, model_name: str,
     settings: dict[str, Any],
-) -> None:
-    """Write named tensors with a header that says what they are."""
-    # safetensors refuses tensors that share memory; clones of what is shared do not.
+) -> None:  # fmt: skip
+    """Write named tensors with a header that describes them."""
+    # safetensors rejects tensors that share memory, so clone those that do.
     plain: dict[str, Tensor] = {}
     seen: set[int] = set()
     for name, tensor in tensors.items():
@@ -106,21 +102,18 @@ def write_tensors(
         seen.add(value.untyped_storage().data_ptr())
         plain[name] = value
     header: dict[str, Any] = {
-        "format": _FORMAT,
-        "version": _VERSION,
-        "torchbayes": __version__,
-        "kind": kind,
-        "model": model_name,
+        "format": _FORMAT, "version": _VERSION, "torchbayes": __version__, "kind": kind,
+        "model": model_name, "settings": settings,
+        # Also the order of the tensors, which safetensors does not keep.
         "shapes": {name: list(tensor.shape) for name, tensor in plain.items()},
-        "settings": settings,
-    }
+    }  # fmt: skip
     header["crc32"] = _checksum(header, plain)
     with atomic_path(path) as temporary:
         save_file(plain, str(temporary), metadata={"torchbayes": json.dumps(header)})
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Read what `write_tensors` wrote, or raise a `PosteriorFileError` that says what is wrong."""
+    """Read a file of `write_tensors`, or raise a `PosteriorFileError` that says what is wrong."""
     if not path.is_file():
         raise PosteriorFileError(
             f"there is no posterior file {path}: train a run first or check the path"

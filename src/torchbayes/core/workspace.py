@@ -1,10 +1,10 @@
-"""Memory that is used again, and updates of many cheap operations that read each block of it once.
+"""Reused memory, and updates of many cheap operations that read each block of it once.
 
-A fresh large tensor pays for the pages the system maps for it: on the build machine up to five times the
-price of writing into a kept one. And an operation on a large tensor waits for the memory, one on a small
-tensor for its call. So buffers are kept; a large tensor is cut into blocks that stay in the processor's
-cache from the first operation to the last; and small tensors are copied together into one block, unless they
-lie together in memory already.
+A new large tensor pays for the pages that the system maps for it: on the build machine up to five times the
+cost of writing into a kept one. And an operation on a large tensor is bound by memory, one on a small tensor
+by its call. So buffers are kept; a large tensor is cut into blocks that stay in the processor's cache from
+the first operation to the last; and small tensors are copied together into one block, unless they are
+already adjacent in memory.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ BLOCK = 1 << 17
 LARGE = BLOCK // 2
 """Entries from which a tensor is not copied together with others: the calls cost less than copying it."""
 
-# Other devices want few and large calls.
+# Other devices prefer few, large calls.
 _OTHER_BLOCK = 1 << 24
 
-# Older builds of torch have it only with CUDA. Without it `take` uses nothing again; all else is the same.
+# Older builds of torch have it only with CUDA. Without it `take` reuses nothing; all else is the same.
 _use_count = getattr(torch._C, "_storage_Use_Count", None)
 
 
@@ -43,7 +43,7 @@ _UNUSED = max(0, _references(torch.empty(1)))
 
 
 class Workspace:
-    """Kept memory: buffers by name, and tensors that come back by themselves; and updates that use it.
+    """Kept memory: buffers by name, and tensors that return by themselves; and updates that use it.
 
     A copy or pickle of a workspace is empty.
 
@@ -68,7 +68,7 @@ class Workspace:
     # Memory.
 
     def get(self, name: str, shape: Sequence[int], like: Tensor) -> Tensor:
-        """A tensor with arbitrary content, valid until the name is asked for again."""
+        """Return a tensor with arbitrary content, valid until the name is requested again."""
         key = (name, like.device, like.dtype)
         count = torch.Size(shape).numel()
         flat = self._named.get(key)
@@ -85,17 +85,17 @@ class Workspace:
         return kept
 
     def take(self, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """A flat tensor with arbitrary content, the caller's for as long as anything refers to its memory.
+        """Return a flat tensor with arbitrary content, the caller's while anything refers to its memory.
 
-        It is given out again when nothing does: no saved tensor of a graph, no `.grad`, no view.
+        It is reused when nothing does any more: no saved tensor of a graph, no `.grad`, no view.
 
         Args:
-            count: The number of elements.
-            dtype: The tensor's type.
-            device: Where it is.
+            count: Number of elements.
+            dtype: Type of the tensor.
+            device: Device of the tensor.
         """
         if torch.is_inference_mode_enabled():
-            # Tensors made in inference mode can never take part in a graph: not for keeping.
+            # Tensors created in inference mode can never take part in a graph, so they are not kept.
             return torch.empty(count, dtype=dtype, device=device)
         kept = self._taken.setdefault((count, dtype, device), [])
         for tensor in kept:
@@ -111,34 +111,29 @@ class Workspace:
     # Updates.
 
     def apply(
-        self,
-        update: Callable[..., Any],
-        changed: Sequence[Sequence[Tensor]],
-        given: Sequence[Sequence[Tensor]],
-        generator: torch.Generator | None = None,
-        *,
-        eta_in: int | None = None,
-        **scalars: Any,
-    ) -> list[Any] | None:
+        self, update: Callable[..., Any], changed: Sequence[Sequence[Tensor]],
+        given: Sequence[Sequence[Tensor]], generator: torch.Generator | None = None, *,
+        eta_in: int | None = None, **scalars: Any,
+    ) -> list[Any] | None:  # fmt: skip
         """Apply a pure function to all entries, by its compiled loop or else block by block.
 
         The function takes flat tensors of one length and changes them in place: a tensor for each column of
         `changed` and of `given`, and standard normal numbers if its next parameter is called `eta`. Its
-        keyword-only parameters are scalars. Loop or not, the random numbers are the same.
+        keyword-only parameters are scalars. The random numbers are the same with and without the loop.
 
         Args:
             update: The function.
             changed: The columns to change, each a list of tensors: the first of every list belong together,
                 the second, and so on.
             given: The columns to read.
-            generator: Where random numbers come from; torch's global generator if None.
-            eta_in: The number of a column of `changed` that is overwritten and whose memory serves for `eta`,
-                drawn tensor by tensor. If None, `eta` is drawn for all tensors at once, into a buffer.
-            scalars: The scalars by name. In place of a number there may be a column.
+            generator: Source of random numbers; torch's global generator if None.
+            eta_in: Index of a column of `changed` that is overwritten and whose memory holds `eta`, drawn
+                tensor by tensor. If None, `eta` is drawn for all tensors at once, into a buffer.
+            scalars: The scalars by name. A column may replace a number.
 
         Returns:
-            The sums over all entries, if it is a function with sums: what the loop has added up, or what the
-            function returned, added up over the blocks.
+            The sums over all entries, for a function with sums: those of the loop, or the function's
+            results summed over the blocks.
         """
         sums = kernels.run(update, changed, given, generator, **scalars)
         if sums is not None:
@@ -167,10 +162,10 @@ class Workspace:
 def blocks(
     changed: Sequence[Sequence[Tensor]], given: Sequence[Sequence[Tensor]]
 ) -> Iterator[list[Tensor]]:
-    """Go through lists of tensors of matching shapes, as flat tensors of one length at a time.
+    """Iterate over lists of tensors of matching shapes, as flat tensors of one length at a time.
 
     Args:
-        changed: Lists of tensors to change; what is done to a block in place is done to them.
+        changed: Lists of tensors to change; in-place changes of a block apply to them.
         given: Lists of tensors to read.
 
     Yields:
@@ -180,7 +175,7 @@ def blocks(
     limit = BLOCK if first.device.type == "cpu" else _OTHER_BLOCK
     small: list[int] = []
     for i, tensor in enumerate(changed[0]):
-        # Below half a block, copying costs less than the calls; in another order of entries, it must be.
+        # Below half a block, copying costs less than the calls; a non-contiguous tensor must be copied.
         alone = len(changed[0]) == 1 or 2 * tensor.numel() >= limit
         if not (alone and all(c[i].is_contiguous() for c in changed)):
             small.append(i)
@@ -201,7 +196,7 @@ def blocks(
 def _gathered(
     changed: Sequence[Sequence[Tensor]], given: Sequence[Sequence[Tensor]]
 ) -> Iterator[list[Tensor]]:
-    """One block of small tensors."""
+    """Yield one block of small tensors."""
     there = [_neighbours(column) for column in [*changed, *given]]
     flats = [
         _flatten_dense_tensors(column) if whole is None else whole
@@ -214,13 +209,13 @@ def _gathered(
 
 
 def _draws(update: Callable[..., Any]) -> bool:
-    code = getattr(update, "__code__", None)  # of functions and methods, where it is at hand
+    code = getattr(update, "__code__", None)  # functions and methods have it
     names = signature(update).parameters if code is None else code.co_varnames[: code.co_argcount]
     return "eta" in names
 
 
 def _neighbours(column: Sequence[Tensor]) -> Tensor | None:
-    """Tensors that lie one after the other in one memory, as the flat tensor that they are parts of."""
+    """Return the flat tensor that adjacent tensors in one memory are parts of, or None."""
     first = column[0]
     start = place = first.data_ptr()
     for tensor in column:
@@ -229,12 +224,12 @@ def _neighbours(column: Sequence[Tensor]) -> Tensor | None:
         place += tensor.numel() * tensor.itemsize
     memory = first.untyped_storage()
     if place > memory.data_ptr() + memory.nbytes():
-        return None  # neighbours by chance
+        return None  # adjacent by chance
     return first.as_strided(((place - start) // first.itemsize,), (1,))
 
 
 def _packed(places: Sequence[int], sizes: Sequence[int], limit: int) -> Iterator[list[int]]:
-    """Runs of tensors of together at most `limit` entries, or of a single one."""
+    """Yield runs of tensors with at most `limit` entries in total, or of a single one."""
     some: list[int] = []
     total = 0
     for i in places:

@@ -1,4 +1,4 @@
-"""Optimisers that own the weights' distribution: one file an algorithm."""
+"""Optimisers that own the weights' distribution: one file per algorithm."""
 
 from torchbayes.optim.atmc import ATMC
 from torchbayes.optim.ivon import IVON

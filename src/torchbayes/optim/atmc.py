@@ -11,7 +11,7 @@ J. Heek and N. Kalchbrenner, Bayesian Inference for Large Scale Image Classifica
 | p | `state[p]["momentum"]` | Eq. (4) |
 | ξ | `state[p]["thermostat"]` | Eq. (4) |
 
-Deviations from the paper are corrections of it; `torchbayes.optim.thermostat` has them.
+The deviations from the paper are corrections; `torchbayes.optim.thermostat` lists them.
 """
 
 from __future__ import annotations
@@ -22,18 +22,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import torchbayes.optim.thermostat as dynamics
 from torchbayes.core.registry import register
 from torchbayes.optim.base import check_number
 from torchbayes.optim.momentum import friction_of, mass_of, speed_limit_of
 from torchbayes.optim.sampler import Sampler
-from torchbayes.optim.thermostat import (
-    drift,
-    friction_in_a_step,
-    is_relativistic,
-    momentum_update,
-    steady_momentum_update,
-    thermostat_scalars,
-)
 from torchbayes.prior import Prior
 
 __all__ = ["ATMC", "atmc_update"]
@@ -43,19 +36,19 @@ def atmc_update(
     theta: Tensor, p: Tensor, xi: Tensor, grad: Tensor, eta: Tensor,
     *, h: float, m: float, c: float, d: float, n: float, delta: float,
 ) -> None:  # fmt: skip
-    """One iteration of Algorithm 1, in place in θ, p and ξ; ∇U is n·grad + δθ."""
-    if not is_relativistic(c) and float(xi.max()) <= d:
-        # No thermostat is above D: all weights have the friction D, and one number serves for its e^(−Dh).
+    """Run one iteration of Algorithm 1, in place in θ, p and ξ; ∇U is n·grad + δθ."""
+    if not dynamics.is_relativistic(c) and float(xi.max()) <= d:
+        # No thermostat exceeds D: all weights have the friction D and share one number e^(−Dh).
         alpha = torch.sub(xi.new_tensor(d), xi)  # line 7
         # Lines 8 to 10.
-        steady_momentum_update(theta, p, grad, eta, alpha, d, h=h, m=m, n=n, delta=delta)
+        dynamics.steady_momentum_update(theta, p, grad, eta, alpha, d, h=h, m=m, n=n, delta=delta)
     else:
         beta = torch.clamp_min(xi, d)  # line 8: β = α + ξ = max(D, ξ)
         alpha = torch.sub(beta, xi)  # line 7: α = max(D − ξ, 0) = β − ξ
-        y = friction_in_a_step(beta, p, h=h, m=m, c=c)
+        y = dynamics.friction_in_a_step(beta, p, h=h, m=m, c=c)
         # Lines 9 and 10.
-        momentum_update(theta, p, grad, eta, alpha, y, h=h, m=m, n=n, delta=delta)
-    drift(theta, p, xi, h=h, m=m, c=c)  # lines 11 and 12
+        dynamics.momentum_update(theta, p, grad, eta, alpha, y, h=h, m=m, n=n, delta=delta)
+    dynamics.drift(theta, p, xi, h=h, m=m, c=c)  # lines 11 and 12
 
 
 @register(
@@ -64,41 +57,41 @@ def atmc_update(
     paper="Heek & Kalchbrenner 2019, Bayesian Inference for Large Scale Image Classification",
 )  # fmt: skip
 class ATMC(Sampler):
-    """Adaptive thermostat Monte Carlo: samples a posterior with noisy gradients at the price of SGD.
+    """Adaptive thermostat Monte Carlo: sample a posterior with noisy gradients at the cost of SGD.
 
-    Every weight has a thermostat that measures how much noise there is already, from the gradient, and just
-    the rest is added. The friction never falls below D. Thermostats react within about 0.1 / lr² updates
+    Every weight has a thermostat that measures how much noise the gradient already contributes; only the
+    rest is added. The friction never falls below D. Thermostats react within about 0.1 / lr² updates
     (with `momentum` 0.9).
 
     Replace the optimiser line of a training loop, and keep snapshots after a burn-in:
 
         sampler = tb.ATMC(model, lr=1e-3, train_size=len(train_set))
         samples = tb.Samples(model)
-        …                            # loss.backward(); sampler.step(), as ever
-        samples.append()             # now and then, at best at the end of a cycle of the learning rate
+        …                            # loss.backward(); sampler.step(), as usual
+        samples.append()             # occasionally, ideally at the end of a learning-rate cycle
 
-    The loss is the *mean* over the batch. The sampler resembles SGD with momentum and the learning rate
-    `average_step² · train_size`. The paper has `lr=0.001, average_step=0.0003, max_step=0.001,
+    The loss is the *mean* over the batch. The sampler resembles SGD with momentum and learning rate
+    `average_step² · train_size`. The paper uses `lr=0.001, average_step=0.0003, max_step=0.001,
     momentum=0.9` for CIFAR-10 and the same with `lr=0.0005` for ImageNet.
 
     Args:
-        model: The network. A warning is logged (logger `torchbayes`) if it has batch norm.
-        lr: The time step h. With `average_step` given, it sets how fast the thermostats react; a schedule
-            scales the steps.
-        train_size: The number of training examples.
-        prior: What is believed of the weights before the data: the precision δ of N(0, 1/δ), or a prior.
-        temperature: T divides the log-likelihood and leaves the prior alone, as in VOGN.
-        average_step: The typical change h/√m of a weight per update, at the first `lr`;
+        model: The network. Batch norm in it logs a warning (logger `torchbayes`).
+        lr: Time step h. With `average_step` given, it sets how fast the thermostats react; a schedule scales
+            the steps.
+        train_size: Number of training examples.
+        prior: Prior of the weights: the precision δ of N(0, 1/δ), or a `Prior`.
+        temperature: Divisor T of the log-likelihood; the prior is not tempered, as in VOGN.
+        average_step: Typical change h/√m of a weight per update, at the initial `lr`;
             √(0.05/`train_size`) if None.
-        max_step: The largest change h·c of a weight in an update, at the first `lr`; 10/3 of the average
-            if None, `inf` for a Gaussian momentum.
-        momentum: The share e^(−Dh) of the momentum that an update keeps at most, at the first `lr`; 0.9 if
+        max_step: Largest change h·c of a weight per update, at the initial `lr`; 10/3 of the average if None,
+            `inf` for a Gaussian momentum.
+        momentum: Largest share e^(−Dh) of the momentum that an update keeps, at the initial `lr`; 0.9 if
             None.
-        mass: m, in place of `average_step`.
-        speed_limit: c, in place of `max_step`.
-        friction: D, in place of `momentum`.
-        params: Parameters of the model, or groups of them; all trainable ones if None.
-        generator: Where the noise comes from. Its state is saved with the sampler's.
+        mass: Mass m, an alternative to `average_step`.
+        speed_limit: Speed limit c, an alternative to `max_step`.
+        friction: Friction D, an alternative to `momentum`.
+        params: Parameters or parameter groups of the model; all trainable ones if None.
+        generator: Source of the noise; its state is saved with the sampler's.
 
     Example:
         >>> import torch, torchbayes as tb
@@ -115,39 +108,21 @@ class ATMC(Sampler):
     update = staticmethod(atmc_update)
 
     def __init__(
-        self,
-        model: nn.Module,
-        lr: float = 1e-2,
-        *,
-        train_size: int,
-        prior: Prior | float = 1.0,
-        temperature: float = 1.0,
-        average_step: float | None = None,
-        max_step: float | None = None,
-        momentum: float | None = None,
-        mass: float | None = None,
-        speed_limit: float | None = None,
-        friction: float | None = None,
-        params: Iterable[Any] | None = None,
+        self, model: nn.Module, lr: float = 1e-2, *, train_size: int, prior: Prior | float = 1.0,
+        temperature: float = 1.0, average_step: float | None = None, max_step: float | None = None,
+        momentum: float | None = None, mass: float | None = None, speed_limit: float | None = None,
+        friction: float | None = None, params: Iterable[Any] | None = None,
         generator: torch.Generator | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         check_number("lr", lr, above=True)
         m = mass_of(lr, average_step, mass, train_size)
+        c = speed_limit_of(lr, m, max_step, speed_limit, 10 / 3)
+        d = friction_of(lr, momentum, friction, exact=True)
         super().__init__(
-            model,
-            lr,
-            train_size=train_size,
-            prior=prior,
-            temperature=temperature,
-            params=params,
-            generator=generator,
-            settings={
-                "mass": m,
-                "speed_limit": speed_limit_of(lr, m, max_step, speed_limit, 10 / 3),
-                "friction": friction_of(lr, momentum, friction, exact=True),
-            },
-        )
+            model, lr, train_size=train_size, prior=prior, temperature=temperature, params=params,
+            generator=generator, settings={"mass": m, "speed_limit": c, "friction": d},
+        )  # fmt: skip
 
     def scalars(self, group: dict[str, Any], step: int) -> dict[str, Any]:
-        """h, m, c and D of Algorithm 1."""
-        return thermostat_scalars(group)
+        """Return h, m, c and D of Algorithm 1."""
+        return dynamics.thermostat_scalars(group)

@@ -1,4 +1,4 @@
-"""What every optimiser here is: made from a model, drawing from a generator of its own, saved with both."""
+"""The base of every optimiser here: built from a model, with its own random generator, saved with both."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def check_number(
 
 
 def check_train_size(size: Any) -> int:
-    """Return the number of training examples, or raise a `ValueError` if it cannot be one."""
+    """Return `size` if it is a valid number of training examples; raise a `ValueError` otherwise."""
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise ValueError(
             f"train_size is {size!r}: expected the number of training examples, at least 1"
@@ -40,25 +40,21 @@ class ModelOptimizer(torch.optim.Optimizer, ABC):  # without ABC, torch ignores 
     """The base of the samplers and of the natural-gradient family.
 
     Learning-rate schedulers, parameter groups and checkpoints work as with torch's own optimisers. A class
-    that lacks one of the abstract methods cannot be instantiated. Copies and pickles take the model along:
-    `copy.deepcopy((model, optimizer))` gives a pair that continues as the original would.
+    that lacks one of the abstract methods cannot be instantiated. Copies and pickles include the model:
+    `copy.deepcopy((model, optimizer))` gives a pair that continues exactly as the original would.
 
     Args:
         model: The network.
-        params: Parameters of the model, or groups of them; all trainable ones if None.
-        defaults: The options of the groups; `train_size` is among them.
-        generator: Where the noise comes from; a new one, seeded from torch's, if None. Its state is saved
-            with the optimiser's.
+        params: Parameters or parameter groups of the model; all trainable ones if None.
+        defaults: Default options of the groups, including `train_size`.
+        generator: Source of the noise; a new one, seeded from torch's, if None. Its state is saved with the
+            optimiser's.
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        params: Iterable[Any] | None,
-        defaults: dict[str, Any],
-        *,
+        self, model: nn.Module, params: Iterable[Any] | None, defaults: dict[str, Any], *,
         generator: torch.Generator | None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         if not isinstance(model, nn.Module):
             raise TypeError(
                 f"{type(self).__name__} takes the model first, got {type(model).__name__}: "
@@ -69,7 +65,7 @@ class ModelOptimizer(torch.optim.Optimizer, ABC):  # without ABC, torch ignores 
         before = set(vars(self))
         self._prepare()
         self._prepared = set(vars(self)) - before
-        everything = list(trainable(model).values())
+        everything = trainable(model).values()
         super().__init__(everything if params is None else params, defaults)
         if generator is None:
             device = self.param_groups[0]["params"][0].device
@@ -78,9 +74,9 @@ class ModelOptimizer(torch.optim.Optimizer, ABC):  # without ABC, torch ignores 
         self.generator = generator
 
     def _prepare(self) -> None:
-        """Set what follows from the model, such as names by `id`, and what only lives for a step.
+        """Set what is derived from the model, such as names by `id`, and state that lives for one step only.
 
-        Called before there are any groups, and again for a copy. What is set here is not copied.
+        Called before any groups exist, and again for a copy. Attributes set here are not copied.
         """
         self._names = {id(p): name for name, p in self.model.named_parameters()}
         self._workspace = Workspace()
@@ -90,10 +86,10 @@ class ModelOptimizer(torch.optim.Optimizer, ABC):  # without ABC, torch ignores 
         """Take one step."""
 
     def check_parameter(self, name: str, parameter: Tensor) -> None:
-        """Raise an error if a parameter of the model cannot be taken."""
+        """Raise an error if the optimiser cannot handle a parameter of the model."""
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Take more of the model's parameters, with options of their own where the group has them."""
+        """Add more of the model's parameters; options in the group override the defaults."""
         super().add_param_group(param_group)
         try:
             for p in self.param_groups[-1]["params"]:
@@ -101,7 +97,7 @@ class ModelOptimizer(torch.optim.Optimizer, ABC):  # without ABC, torch ignores 
                     raise ValueError(
                         f"a parameter of shape {tuple(p.shape)} is not one of "
                         f"{type(self.model).__name__}'s: pass parameters of the model that the optimiser "
-                        "was made with"
+                        "was created with"
                     )
                 self.check_parameter(self._names[id(p)], p)
         except BaseException:
@@ -114,10 +110,9 @@ class ModelOptimizer(torch.optim.Optimizer, ABC):  # without ABC, torch ignores 
     # State.
 
     def _new_state(self, params: Iterable[Tensor], **values: float) -> None:
-        """Give parameters a step count of 0, and a tensor with one value each for every name.
+        """Give each parameter a step count of 0 and, for every name, a tensor filled with its value.
 
-        The tensors lie one after the other in memory: small ones then need not be copied together at every
-        step.
+        The tensors are adjacent in memory, so that small ones need not be copied together at every step.
         """
         kinds: dict[Any, list[Tensor]] = {}
         for p in params:
@@ -131,13 +126,13 @@ class ModelOptimizer(torch.optim.Optimizer, ABC):  # without ABC, torch ignores 
                     self.state[p][name] = part.view(p.shape)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state as torch has it, and that of the generator."""
+        """Return torch's state and that of the generator."""
         state = super().state_dict()
         state["generator"] = {"state": self.generator.get_state(), "rank": distributed.rank()}
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from a state: on the same process bit by bit, on another with noise of its own."""
+        """Restore a state: bit for bit on the same rank, with independent noise on another."""
         super().load_state_dict(state_dict)
         saved = state_dict.get("generator")
         if saved is not None:
@@ -148,7 +143,7 @@ class ModelOptimizer(torch.optim.Optimizer, ABC):  # without ABC, torch ignores 
                 self.generator.manual_seed(seed + distributed.rank())
 
     def __getstate__(self) -> dict[str, Any]:
-        # torch does not copy hooks either, nor the `step` of an instance, which is a scheduler's.
+        # As in torch, hooks are not copied, nor is an instance's `step`, which a scheduler has patched.
         return {
             name: value
             for name, value in vars(self).items()

@@ -1,7 +1,7 @@
 """IVON: improved variational online Newton.
 
 Y. Shen et al., Variational Learning is Effective for Large Deep Networks, ICML 2024. It needs no per-example
-gradients: the curvature is estimated from the correlation of gradient and noise.
+gradients: it estimates the curvature from the correlation of gradient and noise.
 
 | symbol | argument | update |
 | --- | --- | --- |
@@ -14,7 +14,7 @@ gradients: the curvature is estimated from the correlation of gradient and noise
 | α | `lr` | μ ← μ − α(h0 + δ) clip[(m/(1 − β1ᵗ) + δμ)/(h + δ), ±ξ] |
 | ξ | `clip_radius` | |
 
-As in VOGN here, scales and shifts of norm layers have no noise and no prior. Without noise there is no
+As in our VOGN, scales and shifts of norm layers have no noise and no prior. Without noise there is no
 estimate of their curvature, which stays at h0: they follow the momentum at the rate α.
 """
 
@@ -35,7 +35,6 @@ from torchbayes.optim.natural_gradient import (
     add_scaled,
     gaussian_prior,
 )
-from torchbayes.posterior import Gaussian, Weights
 from torchbayes.prior import Prior
 
 __all__ = ["IVON", "ivon_average_update", "ivon_draw", "ivon_step", "ivon_update"]
@@ -44,7 +43,7 @@ __all__ = ["IVON", "ivon_average_update", "ivon_draw", "ivon_step", "ivon_update
 def ivon_draw(
     theta: Tensor, mu: Tensor, h: Tensor, eta: Tensor, *, delta: float | Tensor, lam: float
 ) -> None:
-    """θ = μ + η/√(λ(h + δ)); θ may be the memory of η."""
+    """Draw θ = μ + η/√(λ(h + δ)); θ may share its memory with η."""
     torch.addcmul(mu, eta, (h + delta).rsqrt_(), value=lam**-0.5, out=theta)
 
 
@@ -56,20 +55,20 @@ def ivon_update(
     """Update μ, m and h in place, from one draw.
 
     Args:
-        mu: μ.
-        m: The momentum.
-        h: The curvature.
-        g: ĝ, the gradient at θ.
-        theta: The draw θ.
-        alpha: α.
-        beta1: The decay of the momentum.
-        beta2: The decay of h.
-        t: The number of this update, from 1.
+        mu: Mean μ.
+        m: Momentum.
+        h: Curvature.
+        g: Gradient ĝ at θ.
+        theta: Draw θ.
+        alpha: Learning rate α.
+        beta1: Decay of the momentum.
+        beta2: Decay of h.
+        t: Number of this update, from 1.
         lam: λ.
-        delta: δ, one number or one of every entry.
-        h0: h at the start.
-        xi: ξ.
-        prior_mean: The prior's mean, one number or one of every entry.
+        delta: δ, one number or one per entry.
+        h0: Initial value of h.
+        xi: Clipping radius ξ.
+        prior_mean: Mean of the prior, one number or one per entry.
     """
     ivon_average_update(
         mu, m, h, g, (theta - mu).mul_(g), alpha=alpha, beta1=beta1, beta2=beta2, t=t, lam=lam,
@@ -82,7 +81,7 @@ def ivon_average_update(
     *, alpha: float, beta1: float, beta2: float, t: int, lam: float, delta: float | Tensor,
     h0: float, xi: float, prior_mean: float | Tensor,
 ) -> None:  # fmt: skip
-    """`ivon_update` from several draws: `product` is ĝ·(θ − μ), averaged over them as ĝ is."""
+    """Like `ivon_update`, from several draws: `product` is ĝ·(θ − μ), averaged over them as ĝ is."""
     u = h + delta
     off = torch.addcmul(h, product, u, value=-lam)  # h − ĥ
     h.add_(off, alpha=beta2 - 1)
@@ -97,7 +96,7 @@ def ivon_step(
     *, alpha: float, beta1: float, t: int, delta: float | Tensor, h0: float, xi: float,
     prior_mean: float | Tensor,
 ) -> None:  # fmt: skip
-    """Update m and μ in place, given the curvature h."""
+    """Update m and μ in place for the curvature h."""
     debias = 1 - beta1**t
     m.lerp_(g, 1 - beta1)
     step = add_scaled(m.clone(), mu - prior_mean, delta * debias)
@@ -114,26 +113,26 @@ def ivon_step(
     paper="Shen et al. 2024, the successor of VOGN",
 )  # fmt: skip
 class IVON(WeightOptimizer):
-    """Improved variational online Newton: a Gaussian over every weight at the price of Adam.
+    """Improved variational online Newton: a Gaussian over every weight at the cost of Adam.
 
-    Used as `VOGN` is. The loss is the *mean* over the batch. torch's `weight_decay`, and the δ of the
-    paper, is `prior / train_size`; what the authors call `ess` is `train_size`.
+    Use it like `VOGN`. The loss is the *mean* over the batch. torch's `weight_decay`, and the δ of the
+    paper, is `prior / train_size`; the authors' `ess` is `train_size`.
 
     Args:
-        model: The network. Outside of `sampled()` it has the mean weights.
-        lr: The learning rate α, of about SGD's size.
-        train_size: The number of training examples.
-        prior: The Gaussian prior of every weight except norm layers': the precision p of N(0, 1/p), or a
-            `GaussianPrior` with mean and precision of its own for every weight; for continual learning, the
-            last task's posterior (`GaussianPrior.from_posterior`).
-        temperature: Below 1 the posterior is sharper than Bayes' rule has it.
-        mc_samples: The draws per step.
-        betas: The decay of the momentum and of the curvature.
-        initial_curvature: h0. Too small a value makes the first draws noisy, too large a one the steps of
-            weights with little curvature short.
-        clip_radius: ξ, the largest step of a weight before it is multiplied by the rate.
-        params: Parameters of the model, or groups of them; all trainable ones if None.
-        generator: Where the noise comes from. Its state is saved with the optimiser's.
+        model: The network. Outside `sampled()` it has the mean weights.
+        lr: Learning rate α, of the order of SGD's.
+        train_size: Number of training examples.
+        prior: Gaussian prior of every weight outside norm layers: the precision p of N(0, 1/p), or a
+            `GaussianPrior`, which may have a mean and precision per weight; for continual learning, the last
+            task's posterior (`GaussianPrior.from_posterior`).
+        temperature: Temperature; below 1 the posterior is sharper than Bayes' rule gives.
+        mc_samples: Draws per step.
+        betas: Decay of the momentum and of the curvature.
+        initial_curvature: Initial curvature h0. Too small a value makes the first draws noisy; too large a
+            one shortens the steps of weights with little curvature.
+        clip_radius: Largest step ξ of a weight before it is multiplied by the rate.
+        params: Parameters or parameter groups of the model; all trainable ones if None.
+        generator: Source of the noise; its state is saved with the optimiser's.
 
     Example:
         >>> import torch, torchbayes as tb
@@ -152,20 +151,11 @@ class IVON(WeightOptimizer):
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        lr: float = 0.3,
-        *,
-        train_size: int,
-        prior: Prior | float = 1.0,
-        temperature: float = 1.0,
-        mc_samples: int = 1,
-        betas: tuple[float, float] = (0.9, 0.9999),
-        initial_curvature: float = 0.3,
-        clip_radius: float = math.inf,
-        params: Iterable[Any] | None = None,
-        generator: torch.Generator | None = None,
-    ) -> None:
+        self, model: nn.Module, lr: float = 0.3, *, train_size: int, prior: Prior | float = 1.0,
+        temperature: float = 1.0, mc_samples: int = 1, betas: tuple[float, float] = (0.9, 0.9999),
+        initial_curvature: float = 0.3, clip_radius: float = math.inf,
+        params: Iterable[Any] | None = None, generator: torch.Generator | None = None,
+    ) -> None:  # fmt: skip
         check_number("lr", lr)
         check_number("temperature", temperature, above=True)
         check_number("betas[0]", betas[0], high=1.0)
@@ -173,13 +163,9 @@ class IVON(WeightOptimizer):
         check_number("initial_curvature", initial_curvature, above=True)
         check_number("clip_radius", clip_radius, above=True)
         defaults = {
-            "lr": lr,
-            "train_size": train_size,
-            "temperature": temperature,
-            "betas": betas,
-            "initial_curvature": initial_curvature,
-            "clip_radius": clip_radius,
-        }
+            "lr": lr, "train_size": train_size, "temperature": temperature, "betas": betas,
+            "initial_curvature": initial_curvature, "clip_radius": clip_radius,
+        }  # fmt: skip
         super().__init__(
             model, params, defaults, mc_samples=mc_samples, generator=generator,
             prior=gaussian_prior(prior),
@@ -189,33 +175,20 @@ class IVON(WeightOptimizer):
     def _lam(group: dict[str, Any]) -> float:
         return float(group["train_size"] / group["temperature"])
 
-    def _delta(self, group: dict[str, Any], fixed: bool) -> float:
-        """δ, where it is the same for all weights."""
-        return 0.0 if fixed else float(group["prior"] / self._lam(group))
-
-    def _own_prior(
-        self, group: dict[str, Any], params: Sequence[Tensor], fixed: bool
-    ) -> list[list[Tensor]]:
-        """δ and the prior's mean of every weight, if the prior is one for every weight."""
-        if fixed or self.prior is None:
-            return []
-        lam = self._lam(group)
-        moments = [self._prior_of(p) for p in params]
-        return [[precision / lam for _, precision in moments], [mean for mean, _ in moments]]
+    def _relative(self, group: dict[str, Any], precision: Any) -> Any:
+        """Return δ."""
+        return precision / self._lam(group)
 
     def _curvatures(self, group: dict[str, Any], params: Sequence[Tensor]) -> list[Tensor]:
-        fresh = [p for p in params if "curvature" not in self.state[p]]
-        self._new_state(fresh, momentum=0.0, curvature=group["initial_curvature"])
-        return [self.state[p]["curvature"] for p in params]
+        return self._state_of("curvature", params, group["initial_curvature"])
 
     def _perturbable(self, group: dict[str, Any]) -> list[Tensor]:
         return [p for p in group["params"] if id(p) not in self._fixed]
 
     def _perturb(self, group: dict[str, Any], params: list[Tensor], draws: list[Tensor]) -> None:
-        own = self._own_prior(group, params, False)
         self._workspace.apply(
-            ivon_draw, [draws], [params, self._curvatures(group, params)], self.generator,
-            eta_in=0, delta=own[0] if own else self._delta(group, False), lam=self._lam(group),
+            ivon_draw, [draws], [params, self._curvatures(group, params)], self.generator, eta_in=0,
+            delta=self._prior_terms(group, params)[0], lam=self._lam(group),
         )  # fmt: skip
 
     def _statistics(self) -> Statistics:
@@ -228,7 +201,7 @@ class IVON(WeightOptimizer):
         return result
 
     def _additive(self, statistics: Statistics) -> Statistics:
-        """With ĝ·(θ − μ) instead of θ, which is of no use to other draws."""
+        """Replace θ, which is meaningless for other draws, by ĝ·(θ − μ)."""
         result = Statistics()
         for p in self._parameters():
             if statistics.has("gradient", p):
@@ -251,19 +224,13 @@ class IVON(WeightOptimizer):
                 self._update_bundle(group, params, fixed, step, statistics)
 
     def _update_bundle(
-        self,
-        group: dict[str, Any],
-        params: list[Tensor],
-        fixed: bool,
-        step: int,
+        self, group: dict[str, Any], params: list[Tensor], fixed: bool, step: int,
         statistics: Statistics,
-    ) -> None:
-        own = self._own_prior(group, params, fixed)
+    ) -> None:  # fmt: skip
+        delta, prior_mean = self._prior_terms(group, params, fixed=fixed)
         scalars = {
-            "alpha": group["lr"], "beta1": group["betas"][0], "t": step,
-            "delta": own[0] if own else self._delta(group, fixed),
-            "h0": group["initial_curvature"], "xi": group["clip_radius"],
-            "prior_mean": own[1] if own else 0.0,
+            "alpha": group["lr"], "beta1": group["betas"][0], "t": step, "delta": delta,
+            "h0": group["initial_curvature"], "xi": group["clip_radius"], "prior_mean": prior_mean,
         }  # fmt: skip
         momenta = [self.state[p]["momentum"] for p in params]
         curvatures = [self.state[p]["curvature"] for p in params]
@@ -273,22 +240,11 @@ class IVON(WeightOptimizer):
             return
         kind = "draw" if statistics.has("draw", params[0]) else "product"
         self._workspace.apply(
-            ivon_update if kind == "draw" else ivon_average_update,
-            [params, momenta, curvatures],
-            [gradients, [statistics.value(kind, p) for p in params]],
-            beta2=group["betas"][1], lam=self._lam(group), **scalars,
+            ivon_update if kind == "draw" else ivon_average_update, [params, momenta, curvatures],
+            [gradients, [statistics.value(kind, p) for p in params]], beta2=group["betas"][1],
+            lam=self._lam(group), **scalars,
         )  # fmt: skip
 
-    @torch.no_grad()
-    def posterior(self) -> Gaussian:
-        """The Gaussian of every weight; norm layers' scales and shifts are deterministic."""
-        std: Weights = {}
-        for group in self.param_groups:
-            for p in group["params"]:
-                if not p.requires_grad or id(p) in self._fixed:
-                    continue
-                h = self.state[p].get("curvature", group["initial_curvature"])
-                own = self._own_prior(group, [p], False)
-                u = h + (own[0][0] if own else self._delta(group, False))
-                std[self._names[id(p)]] = torch.full_like(p, 1 / self._lam(group)).div_(u).sqrt_()
-        return Gaussian(self._mean_weights(), std, model_name=type(self.model).__name__)
+    def _spread(self, group: dict[str, Any], p: Tensor) -> tuple[float, Tensor | float]:
+        h = self.state[p].get("curvature", group["initial_curvature"])
+        return 1 / self._lam(group), h + self._delta(group, p)

@@ -15,7 +15,6 @@ from torch import nn
 
 from torchbayes.core.registry import register
 from torchbayes.optim.noisy_kfac import NoisyKFAC
-from torchbayes.posterior import Point
 from torchbayes.prior import Prior
 
 __all__ = ["KFAC"]
@@ -29,31 +28,32 @@ __all__ = ["KFAC"]
 class KFAC(NoisyKFAC):
     """K-FAC: natural-gradient descent with a Kronecker product per layer. The result is one network.
 
-    It has `NoisyKFAC`'s arguments, less those of the noise.
+    It has the arguments of `NoisyKFAC` except those of the noise.
 
     Args:
         model: The network.
-        lr: The learning rate α; 0.01·√(γ + δ/`train_size`) if None, as for `VOGN`: a fixed rate that suits a
-            small training set takes a network on a larger one, with its smaller damping, far into
-            overfitting.
-        train_size: The number of training examples N.
-        prior: The Gaussian prior, as of `VOGN`.
-        damping: γ, added to the curvature; 150/`train_size` if None.
-        betas: The momentum's decay β1 and the weight β2 of the *new* factors.
-        refresh_every: The most steps between inversions of a layer's factors; where its curvature has
-            doubled they are inverted at once.
-        momentum_correction: Where a scheduler lowers the rate, multiply the momentum by the same factor.
-        params: Parameters of the model, or groups of them; all trainable ones if None.
+        lr: Learning rate α; 0.01·√(γ + δ/`train_size`) if None, as for `VOGN`: a fixed rate that suits a
+            small training set makes a network on a larger one, with its smaller damping, overfit badly.
+        train_size: Number N of training examples.
+        prior: Gaussian prior, as for `VOGN`.
+        damping: Damping γ, added to the curvature; 150/`train_size` if None.
+        betas: Decay β1 of the momentum and weight β2 of the *new* factors.
+        refresh_every: Maximum number of steps between inversions of a layer's factors; they are inverted at
+            once when the layer's curvature has doubled.
+        momentum_correction: When a scheduler lowers the rate, scale the momentum by the same factor.
+        params: Parameters or parameter groups of the model; all trainable ones if None.
 
     Example:
         >>> import torch, torchbayes as tb
-        >>> model = torch.nn.Linear(2, 1)
+        >>> model, x = torch.nn.Linear(2, 1), torch.randn(8, 2)
         >>> optimizer = tb.KFAC(model, train_size=100)
-        >>> with optimizer.sampled():   # no draw: the mean weights stay
-        ...     model(torch.randn(8, 2)).square().mean().backward()
-        >>> optimizer.step()
-        >>> optimizer.posterior()
-        Point(3 weights of Linear)
+        >>> def closure():
+        ...     optimizer.zero_grad()
+        ...     loss = model(x).square().mean()
+        ...     loss.backward()
+        ...     return loss
+        >>> bool(optimizer.step(closure) > closure())   # at the mean weights, without noise
+        True
     """
 
     random = False
@@ -69,7 +69,3 @@ class KFAC(NoisyKFAC):
             betas=betas, refresh_every=refresh_every, momentum_correction=momentum_correction,
             params=params, generator=torch.Generator(),
         )  # fmt: skip
-
-    def posterior(self) -> Point:
-        """The weights, with all mass on them."""
-        return Point(self._mean_weights(), model_name=type(self.model).__name__)

@@ -1,8 +1,8 @@
 """Maximum a posteriori and maximum likelihood: ordinary training, the baselines of every paper here.
 
-The loss that is minimised is mean NLL − log p(w) / train_size. For a prior N(0, 1/δ) the second term is
-torch's L2 term, `weight_decay = δ / train_size`, which Adam and SGD add to the gradient; the gradient of any
-other prior is added here. Scales and shifts of norm layers have no prior.
+Both minimise mean NLL − log p(w) / train_size. For a prior N(0, 1/δ) the second term is torch's L2 term,
+`weight_decay = δ / train_size`, which Adam and SGD add to the gradient; the gradient of any other prior is
+added here. Scales and shifts of norm layers have no prior.
 """
 
 from __future__ import annotations
@@ -23,25 +23,22 @@ __all__ = ["MAP", "MLE"]
 
 
 @register(
-    "map",
-    family="one network",
-    posterior="Point",
+    "map", family="one network", posterior="Point",
     summary="one network, the most probable under the prior",
     paper="the baseline of all five papers",
-)
+)  # fmt: skip
 class MAP(ModelOptimizer):
     """Maximum a posteriori: Adam or SGD, with the prior in the right proportion to the data.
 
     Args:
         model: The network.
-        lr: The learning rate.
-        train_size: The number of training examples.
-        prior: What is believed of the weights before the data, norm layers' excepted: the precision δ of
-            N(0, 1/δ), or a prior. δ adds δ/(2·`train_size`)·‖w‖² to the mean loss: torch's
-            `weight_decay = δ / train_size`.
+        lr: Learning rate.
+        train_size: Number of training examples.
+        prior: Prior of the weights outside norm layers: the precision δ of N(0, 1/δ), or a `Prior`. δ adds
+            δ/(2·`train_size`)·‖w‖² to the mean loss: torch's `weight_decay = δ / train_size`.
         optimizer: `"adam"` or `"sgd"`.
-        momentum: SGD's momentum.
-        params: Parameters of the model, or groups of them; all trainable ones if None.
+        momentum: Momentum of SGD.
+        params: Parameters or parameter groups of the model; all trainable ones if None.
 
     Example:
         >>> import torch, torchbayes as tb
@@ -54,16 +51,9 @@ class MAP(ModelOptimizer):
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        lr: float = 1e-3,
-        *,
-        train_size: int,
-        prior: Prior | float = 1.0,
-        optimizer: str = "adam",
-        momentum: float = 0.9,
-        params: Iterable[Any] | None = None,
-    ) -> None:
+        self, model: nn.Module, lr: float = 1e-3, *, train_size: int, prior: Prior | float = 1.0,
+        optimizer: str = "adam", momentum: float = 0.9, params: Iterable[Any] | None = None,
+    ) -> None:  # fmt: skip
         check_number("lr", lr, above=True)
         check_number("momentum", momentum, high=1.0)
         if optimizer not in ("adam", "sgd"):
@@ -73,13 +63,10 @@ class MAP(ModelOptimizer):
         self._decay = 0.0 if scalar is None else scalar / check_train_size(train_size)
         self._pulls = scalar is None
         self._inner: torch.optim.Optimizer | None = None
-        super().__init__(
-            model,
-            self._groups(model, params) if isinstance(model, nn.Module) else params,
-            {"lr": lr, "train_size": train_size},
-            generator=torch.Generator(),  # it is never drawn from
-        )
-        # Its groups and state are the same objects as these.
+        groups = self._groups(model, params) if isinstance(model, nn.Module) else params
+        defaults = {"lr": lr, "train_size": train_size}
+        super().__init__(model, groups, defaults, generator=torch.Generator())  # never drawn from
+        # It shares its groups and state with this optimiser.
         self._inner = (
             torch.optim.Adam(self.param_groups, lr=lr, fused=True)
             if optimizer == "adam"
@@ -89,7 +76,7 @@ class MAP(ModelOptimizer):
         self._inner.state = self.state
 
     def _groups(self, model: nn.Module, params: Iterable[Any] | None) -> list[dict[str, Any]]:
-        """Take the parameters of norm layers, which have no prior, into groups of their own."""
+        """Move the parameters of norm layers, which have no prior, to groups of their own."""
         given = list(trainable(model).values() if params is None else params)
         groups = given if given and isinstance(given[0], dict) else [{"params": given}]
         names, norms = {id(p): name for name, p in model.named_parameters()}, norm_parameters(model)
@@ -105,7 +92,7 @@ class MAP(ModelOptimizer):
         return found
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Train more of the model's parameters, with options of their own where the group has them."""
+        """Add more of the model's parameters; options in the group override the defaults."""
         if self._inner is None:
             super().add_param_group(param_group)
             return
@@ -119,7 +106,7 @@ class MAP(ModelOptimizer):
 
         Args:
             closure: Clears the gradients, computes the *mean* loss of a batch and its gradients, and
-                returns the loss. Without it, the gradients that are there are used.
+                returns the loss. Without it, the existing gradients are used.
         """
         loss = None
         if closure is not None:
@@ -143,7 +130,7 @@ class MAP(ModelOptimizer):
                 p.grad.add_(pull[name], alpha=-1 / group["train_size"])
 
     def posterior(self) -> Point:
-        """Return the weights, with all mass on them."""
+        """Return the weights as a point posterior."""
         return Point(snapshot(self.model), model_name=type(self.model).__name__)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -153,21 +140,19 @@ class MAP(ModelOptimizer):
 
 
 @register(
-    "mle",
-    family="one network",
-    posterior="Point",
+    "mle", family="one network", posterior="Point",
     summary="one network, trained on the likelihood alone",
     paper="the baseline of the hypernetwork paper (Ensemble-MLE)",
-)
+)  # fmt: skip
 class MLE(MAP):
     """Maximum likelihood: Adam or SGD without a prior.
 
     Args:
         model: The network.
-        lr: The learning rate.
+        lr: Learning rate.
         optimizer: `"adam"` or `"sgd"`.
-        momentum: SGD's momentum.
-        params: Parameters of the model, or groups of them; all trainable ones if None.
+        momentum: Momentum of SGD.
+        params: Parameters or parameter groups of the model; all trainable ones if None.
 
     Example:
         >>> import torch, torchbayes as tb
@@ -176,14 +161,9 @@ class MLE(MAP):
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        lr: float = 1e-3,
-        *,
-        optimizer: str = "adam",
-        momentum: float = 0.9,
+        self, model: nn.Module, lr: float = 1e-3, *, optimizer: str = "adam", momentum: float = 0.9,
         params: Iterable[Any] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(
             model, lr, train_size=1, prior=0.0, optimizer=optimizer, momentum=momentum,
             params=params,

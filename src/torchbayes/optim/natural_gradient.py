@@ -1,7 +1,7 @@
-"""What the optimisers that hold a Gaussian over the weights have in common.
+"""The base of the optimisers that hold a Gaussian over the weights.
 
-Between steps the model has the mean weights. `sampled()` puts a draw in their place, watches the gradients
-inside the block, and puts the mean back whatever happens. One or more blocks make a step: K draws on one
+Between steps the model has the mean weights. `sampled()` replaces them by a draw, watches the gradients
+inside the block, and restores the mean whatever happens. One or more blocks make a step: K draws on one
 batch, micro-batches with a draw each, and processes with draws of their own are all averaged the same way,
 weighted by the examples they saw (Algorithm 1 of the VOGN paper, lines 5 to 16).
 """
@@ -9,7 +9,7 @@ weighted by the examples they saw (Algorithm 1 of the VOGN paper, lines 5 to 16)
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,7 +23,7 @@ from torchbayes.core.batch import check_mean_loss
 from torchbayes.core.parameters import norm_parameters
 from torchbayes.curvature.capture import Capture, has_new_gradient, mark_gradients
 from torchbayes.optim.base import ModelOptimizer
-from torchbayes.posterior import Posterior, snapshot
+from torchbayes.posterior import Gaussian, Point, Posterior, Weights, snapshot
 from torchbayes.prior import GaussianPrior, Prior, as_prior
 
 __all__ = ["Statistics", "WeightOptimizer", "add_scaled", "gaussian_prior"]
@@ -35,11 +35,7 @@ def add_scaled(x: Tensor, y: Tensor, factor: float | Tensor) -> Tensor:
 
 
 def gaussian_prior(prior: Prior | float) -> GaussianPrior:
-    """Return the Gaussian prior that a `prior` argument stands for.
-
-    Raises:
-        TypeError: If it is no Gaussian.
-    """
+    """Return the Gaussian prior that a `prior` argument denotes; raise a `TypeError` for any other prior."""
     resolved = as_prior(prior)
     if not isinstance(resolved, GaussianPrior):
         raise TypeError(
@@ -50,19 +46,19 @@ def gaussian_prior(prior: Prior | float) -> GaussianPrior:
 
 
 Key = tuple[str, int]
-"""What it is a mean of, and the `id` of the parameter."""
+"""The kind of a statistic, and the `id` of its parameter."""
 
-# How often a loss scale is a factor of it: once in gradients, twice in squares, not at all in inputs.
+# The power to which a loss scale enters: once in gradients, twice in squares, not at all in inputs.
 _POWERS = {"gradient": 1, "draw": 0, "product": 1, "square": 2, "inputs": 0, "outputs": 2}
 
 
 @dataclass
 class Statistics:
-    """Tensors with a factor each, so that a scaling costs nothing.
+    """Tensors with a factor each, so that scaling them costs nothing.
 
     Attributes:
         tensors: The tensors.
-        factors: What to multiply them by.
+        factors: The factors to multiply them by.
     """
 
     tensors: dict[Key, Tensor] = field(default_factory=dict)
@@ -73,35 +69,31 @@ class Statistics:
         self.tensors[key], self.factors[key] = tensor, factor
 
     def unscale(self, scale: float) -> None:
-        """Take out a loss scale."""
+        """Divide out a loss scale."""
         for key in self.factors:
             self.factors[key] /= scale ** _POWERS[key[0]]
 
     def has(self, kind: str, p: Tensor) -> bool:
-        """Whether there is such a statistic of a parameter."""
+        """Whether a parameter has a statistic of this kind."""
         return (kind, id(p)) in self.tensors
 
     def factor(self, kind: str, p: Tensor) -> float:
-        """What to multiply the tensor by."""
+        """Return the factor to multiply the tensor by."""
         return self.factors[(kind, id(p))]
 
     def value(self, kind: str, p: Tensor) -> Tensor:
-        """The tensor times its factor."""
+        """Return the tensor times its factor."""
         tensor, factor = self.tensors[(kind, id(p))], self.factor(kind, p)
         return tensor if factor == 1.0 else tensor * factor
 
 
+@dataclass
 class Bank:
     """Sums of statistics over blocks, weighted by examples."""
 
-    def __init__(self) -> None:
-        self.sums: dict[Key, Tensor] = {}
-        self.examples = 0.0
-        self.empty = True
-
-    def clear(self) -> None:
-        """Start again."""
-        self.sums, self.examples, self.empty = {}, 0.0, True
+    sums: dict[Key, Tensor] = field(default_factory=dict)
+    examples: float = 0.0
+    empty: bool = True
 
     def add(self, statistics: Statistics, examples: float) -> None:
         """Add the means of a block with this many examples."""
@@ -118,66 +110,48 @@ class Bank:
         """Sum over processes, in one message.
 
         Args:
-            shapes: For each statistic a tensor of its shape. A process that has not seen a weight counts
-                zeros; a weight that none has seen stays out.
+            shapes: A tensor of the right shape for each statistic. A process that has not seen a weight
+                contributes zeros; a weight that no process has seen is left out.
         """
-        zeros = {
-            key: torch.zeros_like(t, requires_grad=False)
+        values = [
+            self.sums[key] if key in self.sums else torch.zeros_like(t, requires_grad=False)
             for key, t in shapes.items()
-            if key not in self.sums
-        }
-        values = [self.sums.get(key, zeros.get(key)) for key in shapes]
-        present = [t for t in values if t is not None]
-        first = present[0]
-        counts = torch.tensor(
-            [self.examples, *(float(key in self.sums) for key in shapes)],
-            device=first.device,
-        )  # fmt: skip
-        distributed.sum_packed([counts, *present])
-        seen = counts.tolist()
-        self.examples, self.empty = seen[0], False
-        self.sums = {
-            key: t for key, t, used in zip(shapes, present, seen[1:], strict=True) if used > 0
-        }
+        ]
+        seen = [self.examples, *(float(key in self.sums) for key in shapes)]
+        counts = torch.tensor(seen, device=values[0].device)
+        distributed.sum_packed([counts, *values])
+        self.examples, *used = counts.tolist()
+        self.empty = False
+        self.sums = {key: t for key, t, n in zip(shapes, values, used, strict=True) if n > 0}
 
     def mean(self) -> Statistics:
-        """The weighted means."""
-        result = Statistics()
-        for key, tensor in self.sums.items():
-            result.put(key, tensor, 1.0 / max(self.examples, 1.0))
-        return result
+        """Return the weighted means."""
+        return Statistics(self.sums, dict.fromkeys(self.sums, 1.0 / max(self.examples, 1.0)))
 
 
 class WeightOptimizer(ModelOptimizer):
     """An optimiser whose state is a distribution over the weights of a model.
 
-    A subclass says how the mean is perturbed and how the statistics of a step update its state.
+    A subclass defines how the mean is perturbed and how the statistics of a step update its state.
 
     Args:
         model: The network.
-        params: What to train: parameters of `model` or groups of them; all trainable ones if None.
-        defaults: The options of the groups; `train_size` is among them.
-        mc_samples: The draws per call of `step(closure)`.
-        generator: Where the noise comes from; a new one, seeded from torch's, if None.
-        prior: The Gaussian prior. The precision of one that is the same for all weights is an option of the
-            groups, `prior`.
+        params: Parameters or parameter groups of the model; all trainable ones if None.
+        defaults: Default options of the groups, including `train_size`.
+        mc_samples: Draws per call of `step(closure)`.
+        generator: Source of the noise; a new one, seeded from torch's, if None.
+        prior: Gaussian prior. If it is the same for all weights, its precision is the group option `prior`.
     """
 
-    # GradScaler then hands over its scale instead of unscaling `.grad`: squares need it squared.
+    # GradScaler then passes its scale instead of unscaling `.grad`: squares need it squared.
     _step_supports_amp_scaling = True
     random = True
     reduces_statistics = True  # over processes: squares and products with noise, not only gradients
 
     def __init__(
-        self,
-        model: nn.Module,
-        params: Iterable[Any] | None,
-        defaults: dict[str, Any],
-        *,
-        mc_samples: int,
-        generator: torch.Generator | None,
-        prior: GaussianPrior,
-    ) -> None:
+        self, model: nn.Module, params: Iterable[Any] | None, defaults: dict[str, Any], *,
+        mc_samples: int, generator: torch.Generator | None, prior: GaussianPrior,
+    ) -> None:  # fmt: skip
         if mc_samples < 1:
             raise ValueError(f"mc_samples is {mc_samples}: expected at least 1 draw per step")
         self.mc_samples = mc_samples
@@ -198,18 +172,26 @@ class WeightOptimizer(ModelOptimizer):
         self._batch_size = 1.0
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Train more of the model's parameters, with options of their own where the group has them."""
+        """Add more of the model's parameters; options in the group override the defaults."""
         super().add_param_group(param_group)
         self._capture = None
 
-    # What subclasses say.
+    # For subclasses to define.
 
     watches_examples = False
     """Whether per-example statistics are needed."""
 
     @abstractmethod
+    def _relative(self, group: dict[str, Any], precision: Any) -> Any:
+        """Return a prior precision, a number or a tensor, in the units of the mean loss's curvature."""
+
+    @abstractmethod
+    def _spread(self, group: dict[str, Any], p: Tensor) -> tuple[float, Tensor | float]:
+        """Return numerator and denominator of the variance of a parameter's entries."""
+
+    @abstractmethod
     def _perturbable(self, group: dict[str, Any]) -> list[Tensor]:
-        """The group's parameters that have a spread to draw from."""
+        """Return the group's parameters that have a spread to draw from."""
 
     @abstractmethod
     def _perturb(self, group: dict[str, Any], params: list[Tensor], draws: list[Tensor]) -> None:
@@ -217,29 +199,36 @@ class WeightOptimizer(ModelOptimizer):
 
     @abstractmethod
     def _statistics(self) -> Statistics:
-        """The means over the last block's examples, as the gradients are scaled now."""
+        """Return the means over the last block's examples, at the gradients' current scale."""
 
     def _additive(self, statistics: Statistics) -> Statistics:
-        """The same in a form that can be averaged over blocks."""
+        """Return the statistics in a form that can be averaged over blocks."""
         return statistics
 
     @abstractmethod
     def _update(self, statistics: Statistics) -> None:
         """Update state and mean."""
 
-    @abstractmethod
+    @torch.no_grad()
     def posterior(self) -> Posterior:
-        """What has been learned, as a posterior of the model."""
+        """Return a Gaussian for every weight; scales and shifts of norm layers are deterministic.
+
+        Without noise, return the weights as a `Point`.
+        """
+        name = type(self.model).__name__
+        if not self.random:
+            return Point(self._mean_weights(), model_name=name)
+        return Gaussian(self._mean_weights(), self._std(), model_name=name)
 
     # Drawing.
 
     @contextmanager
     def sampled(self) -> Iterator[None]:
-        """Put a draw in the place of the mean weights; run forward and backward passes inside.
+        """Replace the mean weights by a draw; run forward and backward passes inside.
 
-        Several blocks before a `step()` are averaged, each counting its examples; a block without a backward
-        pass does not count. The mean is put back at the end of the block, also after an exception, and then
-        the block does not count either.
+        Several blocks before a `step()` are averaged, weighted by their examples; a block without a backward
+        pass does not count. The mean is restored at the end of the block, also after an exception, in which
+        case the block does not count either.
         """
         if self._inside:
             raise RuntimeError("sampled() is already open: end it before drawing again")
@@ -256,7 +245,7 @@ class WeightOptimizer(ModelOptimizer):
         finally:
             for (p, _), mean in zip(chosen, means, strict=True):
                 p.data = mean
-                # A backward pass after the block would use the mean where the forward pass used the draw.
+                # A later backward pass would use the mean where the forward pass used the draw: make it fail.
                 torch.autograd.graph.increment_version(p)
             self._inside = False
         self._unbanked = any(has_new_gradient(p) for p in self._parameters())
@@ -332,8 +321,8 @@ class WeightOptimizer(ModelOptimizer):
         unscaled_outside = found_inf is not None and scale is None and self._scaler_seen is None
         if unscaled_outside and self.watches_examples:
             raise ValueError(
-                "the gradients were unscaled outside of sampled(): call scaler.unscale_(optimizer) "
-                "inside the block, so that squared gradients are unscaled too"
+                "the gradients were unscaled outside sampled(): call scaler.unscale_(optimizer) inside the "
+                "block, so that squared gradients are unscaled too"
             )
         statistics = self._gathered()
         examples = self._local_examples if self._bank.empty else self._bank.examples
@@ -366,11 +355,10 @@ class WeightOptimizer(ModelOptimizer):
                 )
 
     def _forget(self) -> None:
-        self._unbanked = False
-        self._bank.clear()
+        self._unbanked, self._bank = False, Bank()
 
     def _bank_block(self) -> None:
-        """Put the statistics of the last block aside, because another one follows."""
+        """Store the statistics of the last block, because another one follows."""
         if not self._unbanked:
             return
         with torch.no_grad():
@@ -380,7 +368,7 @@ class WeightOptimizer(ModelOptimizer):
         self._unbanked = False
 
     def _gathered(self) -> Statistics:
-        """The means over all blocks of all processes."""
+        """Return the means over all blocks of all processes."""
         shared = distributed.world_size() > 1
         if self._bank.empty and not shared:
             return self._statistics()
@@ -390,20 +378,51 @@ class WeightOptimizer(ModelOptimizer):
             self._bank.reduce(self._shapes())
         return self._bank.mean()
 
-    def _shapes(self) -> dict[tuple[str, int], Tensor]:
-        """For every statistic a tensor of its shape, in an order that all processes share."""
+    def _shapes(self) -> dict[Key, Tensor]:
+        """Return a tensor of the right shape for every statistic, in an order that all processes share."""
         kinds = ("gradient", "square") if self.watches_examples else ("gradient", "product")
         return {(kind, id(p)): p for p in self._parameters() if p.requires_grad for kind in kinds}
 
     # For subclasses.
 
-    def _prior_of(self, p: Tensor) -> tuple[Tensor, Tensor]:
-        """The prior's mean and precision of every entry of a parameter."""
-        assert self.prior is not None
-        mean, precision = self.prior.moments(self._names[id(p)], p.detach())
-        return mean.expand_as(p), precision.expand_as(p)
+    def _prior_terms(
+        self, group: dict[str, Any], params: Sequence[Tensor], *, fixed: bool = False
+    ) -> tuple[float | list[Tensor], float | list[Tensor]]:
+        """Return the prior's relative precision and mean: one number for all weights, or tensors."""
+        if fixed:
+            return 0.0, 0.0
+        if self.prior is None:
+            return float(self._relative(group, group["prior"])), 0.0
+        deltas, means = [], []
+        for p in params:
+            mean, precision = self.prior.moments(self._names[id(p)], p.detach())
+            deltas.append(self._relative(group, precision.expand_as(p)))
+            means.append(mean.expand_as(p))
+        return deltas, means
 
-    def _mean_weights(self) -> dict[str, Tensor]:
+    def _delta(self, group: dict[str, Any], p: Tensor) -> float | Tensor:
+        """Return the prior's relative precision of one parameter."""
+        deltas, _ = self._prior_terms(group, [p])
+        return deltas if isinstance(deltas, float) else deltas[0]
+
+    def _state_of(self, name: str, params: Sequence[Tensor], start: float) -> list[Tensor]:
+        """Return the named state of parameters, first created (with a momentum) where there is none."""
+        fresh = [p for p in params if name not in self.state[p]]
+        self._new_state(fresh, momentum=0.0, **{name: start})
+        return [self.state[p][name] for p in params]
+
+    def _std(self) -> Weights:
+        """Return the standard deviations of the random weights."""
+        result: Weights = {}
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.requires_grad and id(p) not in self._fixed:
+                    above, below = self._spread(group, p)
+                    variance = torch.full_like(p, above).div_(below)
+                    result[self._names[id(p)]] = variance.sqrt_().detach()
+        return result
+
+    def _mean_weights(self) -> Weights:
         if self._inside:
             raise RuntimeError(
                 "posterior() inside sampled() would take the draw for the mean: end it first"

@@ -18,13 +18,14 @@ The curvature is the empirical Fisher matrix: the gradients are those of the tar
 labels drawn from the model. Layers are `nn.Linear` and ungrouped convolutions, with their bias as a column
 of W; every other weight has VOGN's diagonal update.
 
-The factors are inverted every `refresh_every` steps, and at once where tr A · tr G, the trace of the layer's
-curvature, has doubled since: early in training it grows many times over within ten steps, and a step with
-the inverse of the smaller one overshoots.
+The factors are inverted every `refresh_every` steps, and at once when tr A · tr G, the trace of the layer's
+curvature, has doubled since: early in training it grows manyfold within ten steps, and a step with the
+inverse of the smaller one overshoots.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -34,7 +35,7 @@ from torch import Tensor, nn
 from torchbayes.core.noise import normals_
 from torchbayes.core.registry import register
 from torchbayes.curvature import Capture
-from torchbayes.optim.natural_gradient import Statistics
+from torchbayes.optim.natural_gradient import Key, Statistics
 from torchbayes.optim.vogn import VOGN
 from torchbayes.posterior import Posterior, Weights
 from torchbayes.posterior.kronecker import KroneckerGaussian, as_matrix, set_matrix
@@ -43,22 +44,22 @@ from torchbayes.prior import Prior
 __all__ = ["NoisyKFAC", "damped_inverses", "kfac_update"]
 
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_GROWTH = 2.0  # of tr A · tr G since the last inversion, with which the next one does not wait
+_GROWTH = 2.0  # of tr A · tr G since the last inversion, which triggers the next one at once
 
 
 def damped_inverses(a: Tensor, g: Tensor, damping: float) -> tuple[Tensor, Tensor]:
-    """(A + π√λ)⁻¹ and (G + √λ/π)⁻¹ for a damping λ, computed in double precision.
+    """Return (A + π√λ)⁻¹ and (G + √λ/π)⁻¹ for a damping λ, computed in double precision.
 
     Where rounding has made a factor's smallest eigenvalues more negative than the damping is positive,
-    what lies below the factor's own precision counts as that precision.
+    eigenvalues below the factor's own precision are raised to that precision.
 
     Raises:
-        ValueError: If a factor has values that are not finite, or is no second moment.
+        ValueError: If a factor has values that are not finite, or is not a second moment.
     """
     for matrix in (a, g):
         if not bool(matrix.isfinite().all()):
             raise ValueError(
-                f"a Kronecker factor of size {len(matrix)} has values that are not finite: the training has "
+                f"a Kronecker factor of size {len(matrix)} has values that are not finite: training has "
                 "diverged; give the optimiser a smaller lr or a larger damping"
             )
     inverses = []
@@ -76,10 +77,10 @@ def damped_inverses(a: Tensor, g: Tensor, damping: float) -> tuple[Tensor, Tenso
 
 
 def _clamped_inverse(matrix: Tensor, amount: float) -> Tensor:
-    """(M + amount)⁻¹ of a second moment M that rounding has made indefinite."""
+    """Return (M + amount)⁻¹ of a second moment M that rounding has made indefinite."""
     values, vectors = torch.linalg.eigh(matrix.double())
     largest = float(values[-1])
-    # Far more than a sum in the factor's type can be off by, far less than a mistake would give.
+    # Far more than the rounding error of a sum in the factor's type, far less than a mistake would give.
     if not largest > 0 or float(values[0]) < -1e3 * torch.finfo(matrix.dtype).eps * largest:
         raise ValueError(
             f"a Kronecker factor of size {len(matrix)} has eigenvalues from {float(values[0]):g} to "
@@ -94,7 +95,7 @@ def kfac_update(
     m: Tensor, v: Tensor, gradient: Tensor, a_inverse: Tensor, g_inverse: Tensor,
     *, alpha: float, beta1: float, delta: float | Tensor, prior_mean: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """V ← β1 V + ∇W + δ̃(M − M₀) and M ← M − α G⁻¹ V A⁻¹, in place."""
+    """Apply V ← β1 V + ∇W + δ̃(M − M₀) and M ← M − α G⁻¹ V A⁻¹, in place."""
     off = m if prior_mean is None else m - prior_mean
     v.mul_(beta1).add_(gradient).add_(off * delta)
     m.sub_(g_inverse @ v @ a_inverse, alpha=alpha)
@@ -108,27 +109,27 @@ def kfac_update(
 class NoisyKFAC(VOGN):
     """Noisy K-FAC: a matrix Gaussian over every layer's weights.
 
-    Used as `VOGN` is; the result knows how the weights of a layer move together.
+    Use it like `VOGN`; the result includes the correlations between the weights of a layer.
 
     Args:
-        model: The network. Outside of `sampled()` it has the mean weights.
-        lr: The learning rate α.
-        train_size: The number of training examples N.
-        prior: The Gaussian prior, as of `VOGN`. With a precision for every weight, its mean in a layer damps
-            that layer's factors.
-        temperature: τ; below 1 the posterior is sharper than Bayes' rule has it.
-        initial_temperature: τ of the first step; a tenth of `temperature` if None.
-        temperature_steps: The steps in which τ changes linearly to `temperature`: one epoch if None, by the
-            examples of the first step; 0 for none.
-        mc_samples: The draws per step.
-        damping: γ, added to the curvature; 150/(ρ·`train_size`) if None.
-        betas: The momentum's decay β1 and the weight β2 of the *new* factors.
-        refresh_every: The most steps between inversions of a layer's factors; where its curvature has
-            doubled they are inverted at once.
-        augmentation: ρ: how many times more data an augmented training set is worth.
-        momentum_correction: Where a scheduler lowers the rate, multiply the momentum by the same factor.
-        params: Parameters of the model, or groups of them; all trainable ones if None.
-        generator: Where the noise comes from. Its state is saved with the optimiser's.
+        model: The network. Outside `sampled()` it has the mean weights.
+        lr: Learning rate α.
+        train_size: Number N of training examples.
+        prior: Gaussian prior, as for `VOGN`. If the precision differs between weights, its mean over a layer
+            damps that layer's factors.
+        temperature: Temperature τ; below 1 the posterior is sharper than Bayes' rule gives.
+        initial_temperature: Temperature τ of the first step; a tenth of `temperature` if None.
+        temperature_steps: Number of steps over which τ changes linearly to `temperature`; if None, one epoch
+            (estimated from the first batch); 0 for no warm-up.
+        mc_samples: Draws per step.
+        damping: Damping γ, added to the curvature; 150/(ρ·`train_size`) if None.
+        betas: Decay β1 of the momentum and weight β2 of the *new* factors.
+        refresh_every: Maximum number of steps between inversions of a layer's factors; they are inverted at
+            once when the layer's curvature has doubled.
+        augmentation: Factor ρ by which data augmentation enlarges the training set.
+        momentum_correction: When a scheduler lowers the rate, scale the momentum by the same factor.
+        params: Parameters or parameter groups of the model; all trainable ones if None.
+        generator: Source of the noise; its state is saved with the optimiser's.
 
     Example:
         >>> import torch, torchbayes as tb
@@ -167,19 +168,17 @@ class NoisyKFAC(VOGN):
         self._layers = self._find_layers()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Train more of the model's parameters."""
+        """Add more of the model's parameters."""
         super().add_param_group(param_group)
         self._layers = self._find_layers()
 
-    def _find_layers(self) -> dict[int, tuple[Tensor, Tensor | None]]:
-        """Weights and biases of the layers with Kronecker factors, by the weight's id."""
-        groups = getattr(self, "param_groups", [])  # torch makes them after `_prepare`
+    def _find_layers(self) -> dict[int, list[Tensor]]:
+        """Return weight and bias, if any, of each layer with Kronecker factors, by the weight's id."""
+        groups = getattr(self, "param_groups", [])  # torch creates them after `_prepare`
         place = {id(p): i for i, group in enumerate(groups) for p in group["params"]}
-        owners: dict[int, int] = {}
-        for module in self.model.modules():
-            for p in module.parameters(recurse=False):
-                owners[id(p)] = owners.get(id(p), 0) + 1
-        found: dict[int, tuple[Tensor, Tensor | None]] = {}
+        modules = self.model.modules()
+        owners = Counter(id(p) for module in modules for p in module.parameters(recurse=False))
+        found: dict[int, list[Tensor]] = {}
         for module in self.model.modules():
             if not isinstance(module, _LAYERS) or getattr(module, "groups", 1) != 1:
                 continue
@@ -188,25 +187,25 @@ class NoisyKFAC(VOGN):
                 continue
             if owners[id(weight)] > 1:
                 continue  # tied to another layer: the diagonal is exact for it, the factors are not
+            found[id(weight)] = [weight]
             joint = bias is not None and bias.requires_grad and owners[id(bias)] == 1
-            if not joint or bias is None or place.get(id(bias)) != place[id(weight)]:
-                bias = None
-            found[id(weight)] = (weight, bias)
+            if joint and bias is not None and place.get(id(bias)) == place[id(weight)]:
+                found[id(weight)].append(bias)
         return found
 
     def _new_capture(self) -> Capture:
         self._layers = self._find_layers()
         factors = {
-            self._names[key]: None if bias is None else self._names[id(bias)]
-            for key, (_, bias) in self._layers.items()
+            self._names[key]: self._names[id(layer[1])] if len(layer) > 1 else None
+            for key, layer in self._layers.items()
         }
         parameters = {self._names[id(p)]: p for p in self._parameters()}
         return Capture(self.model, parameters, factors)
 
     def _in_layers(self) -> set[int]:
-        return {id(p) for pair in self._layers.values() for p in pair if p is not None}
+        return {id(p) for layer in self._layers.values() for p in layer}
 
-    def _layers_of(self, params: Sequence[Tensor]) -> list[tuple[Tensor, Tensor | None]]:
+    def _layers_of(self, params: Sequence[Tensor]) -> list[list[Tensor]]:
         return [self._layers[id(p)] for p in params if id(p) in self._layers]
 
     # Drawing.
@@ -214,12 +213,10 @@ class NoisyKFAC(VOGN):
     def _perturbable(self, group: dict[str, Any]) -> list[Tensor]:
         inside = self._in_layers()
         alone = [p for p in super()._perturbable(group) if id(p) not in inside]
-        ready: list[Tensor] = []
-        for weight, bias in self._layers_of(group["params"]):
-            pair = [weight] if bias is None else [weight, bias]
-            if "inputs" in self.state[weight] and all(p.requires_grad for p in pair):
-                ready.extend(pair)
-        return alone + ready
+        for layer in self._layers_of(group["params"]):
+            if "inputs" in self.state[layer[0]] and all(p.requires_grad for p in layer):
+                alone += layer
+        return alone
 
     def _perturb(self, group: dict[str, Any], params: list[Tensor], draws: list[Tensor]) -> None:
         buffers = {id(p): draw for p, draw in zip(params, draws, strict=True)}
@@ -229,14 +226,10 @@ class NoisyKFAC(VOGN):
             super()._perturb(group, alone, [buffers[id(p)] for p in alone])
         normals_([buffers[id(p)] for p in params if id(p) in inside], self.generator)
         scale = (self._tau(group) / self._n(group)) ** 0.5
-        for weight, bias in self._layers_of(params):
-            noise = as_matrix(buffers[id(weight)], None if bias is None else buffers[id(bias)])
-            state = self.state[weight]
-            centre = as_matrix(weight.detach(), None if bias is None else bias.detach())
-            matrix = centre.add_(
-                state["output_root"] @ noise @ state["input_root"].t(), alpha=scale
-            )
-            set_matrix(matrix, buffers[id(weight)], None if bias is None else buffers[id(bias)])
+        for layer in self._layers_of(params):
+            own, state = [buffers[id(p)] for p in layer], self.state[layer[0]]
+            noise = state["output_root"] @ as_matrix(*own) @ state["input_root"].t()
+            set_matrix(as_matrix(*(p.detach() for p in layer)).add_(noise, alpha=scale), *own)
 
     # Updating.
 
@@ -251,13 +244,13 @@ class NoisyKFAC(VOGN):
                 result.put(("outputs", key), sums.outputs, examples**2 / sums.rows * scale**2)
         return result
 
-    def _shapes(self) -> dict[tuple[str, int], Tensor]:
+    def _shapes(self) -> dict[Key, Tensor]:
         inside = self._in_layers()
         shapes = {
             k: p for k, p in super()._shapes().items() if k[0] == "gradient" or k[1] not in inside
         }
-        for key, (weight, bias) in self._layers.items():
-            columns = weight[0].numel() + (bias is not None)
+        for key, (weight, *bias) in self._layers.items():
+            columns = weight[0].numel() + len(bias)
             shapes[("inputs", key)] = weight.new_empty(columns, columns)
             shapes[("outputs", key)] = weight.new_empty(len(weight), len(weight))
         return shapes
@@ -267,26 +260,33 @@ class NoisyKFAC(VOGN):
     ) -> None:
         inside = self._in_layers()
         super()._update_group(group, [p for p in candidates if id(p) not in inside], statistics)
-        for weight, bias in self._layers_of(candidates):
-            if statistics.has("inputs", weight):
-                self._update_layer(group, weight, bias, statistics)
+        for layer in self._layers_of(candidates):
+            if statistics.has("inputs", layer[0]):
+                self._update_layer(group, layer, statistics)
 
     def _update_layer(
-        self, group: dict[str, Any], weight: Tensor, bias: Tensor | None, statistics: Statistics
+        self, group: dict[str, Any], layer: list[Tensor], statistics: Statistics
     ) -> None:
-        state = self.state[weight]
-        pair = [weight] if bias is None else [weight, bias]
-        delta = self._matrix(self._deltas(group, pair))
-        self._update_factors(group, weight, delta, statistics)
-        v = state["momentum"]
-        gradient = self._matrix([self._gradient(p, statistics) for p in pair])
-        matrix = self._matrix([p.detach() for p in pair])
+        state, weights = self.state[layer[0]], [p.detach() for p in layer]
+        deltas, means = self._prior_terms(group, layer)
+        if isinstance(deltas, float):
+            deltas = [torch.full_like(p, deltas) for p in weights]
+        delta = as_matrix(*deltas)
+        self._update_factors(group, layer[0], delta, statistics)
+        gradients = [
+            statistics.value("gradient", p)
+            if statistics.has("gradient", p)
+            else torch.zeros_like(p, requires_grad=False)
+            for p in layer
+        ]
+        matrix = as_matrix(*weights)
         kfac_update(
-            matrix, v, gradient, state["input_inverse"], state["output_inverse"],
+            matrix, state["momentum"], as_matrix(*gradients),
+            state["input_inverse"], state["output_inverse"],
             alpha=group["lr"], beta1=self._beta1(group), delta=delta,
-            prior_mean=None if self.prior is None else self._matrix([self._prior_of(p)[0] for p in pair]),
+            prior_mean=None if isinstance(means, float) else as_matrix(*means),
         )  # fmt: skip
-        set_matrix(matrix, weight.detach(), None if bias is None else bias.detach())
+        set_matrix(matrix, *weights)
         state["step"] += 1
 
     def _update_factors(
@@ -303,8 +303,8 @@ class NoisyKFAC(VOGN):
         if first:
             state["step"] = 0
             state["momentum"] = torch.zeros_like(delta)
-        # Inverses of curvature that has grown since are too large and the steps with them, which lets
-        # it grow further: waiting for the next refresh can be the end of a run.
+        # If the curvature has grown since, its inverses are too large, and so are the steps, which makes it
+        # grow further: waiting for the next refresh can ruin a run.
         traces = [state[name].diagonal().sum(dtype=torch.float64) for name in ("inputs", "outputs")]
         size = float(traces[0] * traces[1])
         if state["step"] % self.refresh_every and size <= _GROWTH * state.get("inverted_size", 0.0):
@@ -318,39 +318,26 @@ class NoisyKFAC(VOGN):
                 root = torch.linalg.cholesky(inverse)
                 state[f"{name}_root"] = root.to(weight.dtype).contiguous()
 
-    def _deltas(self, group: dict[str, Any], pair: list[Tensor]) -> list[Tensor]:
-        own = self._own_prior(group, pair, False)
-        if own:
-            return own[0]
-        return [torch.full_like(p, self._delta(group, False), requires_grad=False) for p in pair]
-
-    @staticmethod
-    def _matrix(pair: Sequence[Tensor]) -> Tensor:
-        return as_matrix(pair[0], pair[1] if len(pair) > 1 else None)
-
-    def _gradient(self, p: Tensor, statistics: Statistics) -> Tensor:
-        if statistics.has("gradient", p):
-            return statistics.value("gradient", p)
-        return torch.zeros_like(p, requires_grad=False)
-
     @torch.no_grad()
     def posterior(self) -> Posterior:
-        """A matrix Gaussian for every layer, independent ones for other weights."""
-        std = self._std()  # where a layer has not been used yet, the prior's
+        """Return a matrix Gaussian for every layer and independent Gaussians for other weights."""
+        if not self.random:
+            return super().posterior()
+        std = self._std()  # the prior's for a layer that has not been used yet
         outputs: Weights = {}
         inputs: Weights = {}
         biases: dict[str, str] = {}
         for group in self.param_groups:
             scale = (self._tau(group) / self._n(group)) ** 0.5
-            for weight, bias in self._layers_of(group["params"]):
-                state, name = self.state[weight], self._names[id(weight)]
+            for layer in self._layers_of(group["params"]):
+                state, (name, *bias) = self.state[layer[0]], [self._names[id(p)] for p in layer]
                 if "output_root" in state:
                     outputs[name] = state["output_root"] * scale
                     inputs[name] = state["input_root"].clone()
-                    std.pop(name, None)
-                    if bias is not None:
-                        biases[name] = self._names[id(bias)]
-                        std.pop(biases[name], None)
+                    if bias:
+                        biases[name] = bias[0]
+                    for used in (name, *bias):
+                        std.pop(used, None)
         return KroneckerGaussian(
             self._mean_weights(), outputs, inputs, biases, std, model_name=type(self.model).__name__
         )

@@ -14,7 +14,6 @@ from torch import nn
 
 from torchbayes.core.registry import register
 from torchbayes.optim.vogn import VOGN
-from torchbayes.posterior import Point
 from torchbayes.prior import Prior
 
 __all__ = ["OGN"]
@@ -28,18 +27,18 @@ __all__ = ["OGN"]
 class OGN(VOGN):
     """Online Gauss-Newton: VOGN's update at the mean weights. The result is one network.
 
-    It has `VOGN`'s arguments, less those of the noise.
+    It has the arguments of `VOGN` except those of the noise.
 
     Args:
         model: The network.
-        lr: The learning rate α.
-        train_size: The number of training examples N.
-        prior: The Gaussian prior, as of `VOGN`.
-        damping: γ, added to the curvature; 150/(ρ·`train_size`) if None.
-        betas: The momentum's decay β1 and the weight β2 of the *new* curvature.
-        augmentation: ρ: how many times more data an augmented training set is worth.
-        momentum_correction: Where a scheduler lowers the rate, multiply the momentum by the same factor.
-        params: Parameters of the model, or groups of them; all trainable ones if None.
+        lr: Learning rate α.
+        train_size: Number N of training examples.
+        prior: Gaussian prior, as for `VOGN`.
+        damping: Damping γ, added to the curvature; 150/(ρ·`train_size`) if None.
+        betas: Decay β1 of the momentum and weight β2 of the *new* curvature.
+        augmentation: Factor ρ by which data augmentation enlarges the training set.
+        momentum_correction: When a scheduler lowers the rate, scale the momentum by the same factor.
+        params: Parameters or parameter groups of the model; all trainable ones if None.
 
     Example:
         >>> import torch, torchbayes as tb
@@ -63,10 +62,6 @@ class OGN(VOGN):
         super().__init__(
             model, lr, train_size=train_size, prior=prior, temperature_steps=0, damping=damping,
             betas=betas, augmentation=augmentation, momentum_correction=momentum_correction,
-            # It is never drawn from, and a new one would take a number from torch's generator.
+            # Never drawn from; the default would consume a number of torch's generator for its seed.
             params=params, generator=torch.Generator(),
         )  # fmt: skip
-
-    def posterior(self) -> Point:
-        """The weights, with all mass on them."""
-        return Point(self._mean_weights(), model_name=type(self.model).__name__)

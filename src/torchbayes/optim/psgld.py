@@ -1,4 +1,4 @@
-"""PSGLD: Langevin dynamics with the preconditioner of RMSprop.
+"""PSGLD: Langevin dynamics with the RMSprop preconditioner.
 
 C. Li et al., Preconditioned Stochastic Gradient Langevin Dynamics for Deep Neural Networks, AAAI 2016.
 
@@ -9,9 +9,9 @@ C. Li et al., Preconditioned Stochastic Gradient Langevin Dynamics for Deep Neur
 | λ | `damping` | Algorithm 1 |
 | V | `state[p]["square"]` | Algorithm 1 |
 
-Deviations from the paper: V averages the squares of ∇U/N, prior included, so that a weight without a
+Deviations from the paper: V averages the squares of ∇U/N including the prior, so that a weight without a
 likelihood gradient keeps a finite preconditioner; and V is divided by 1 − αᵗ, as in Adam, so that the first
-steps are not 1/√(1 − α) times too long. Like the paper, this leaves out Γ, which needs second derivatives:
+steps are not 1/√(1 − α) times too long. As in the paper, Γ is omitted because it needs second derivatives:
 the samples are exact only in the limit of a slow average, α → 1.
 """
 
@@ -36,7 +36,7 @@ def psgld_update(
     theta: Tensor, v: Tensor, grad: Tensor, eta: Tensor,
     *, epsilon: float, alpha: float, lam: float, n: float, delta: float, size: int, t: int,
 ) -> None:  # fmt: skip
-    """V ← αV + (1−α)(∇U/N)²; G = 1/(λ + √V); θ ← θ − ε/2 G∇U + √(εG) η, in place in θ and V.
+    """Apply V ← αV + (1−α)(∇U/N)²; G = 1/(λ + √V); θ ← θ − ε/2 G∇U + √(εG) η, in place in θ and V.
 
     ∇U is n·grad + δθ, and N is `size`.
     """
@@ -54,20 +54,20 @@ def psgld_update(
     paper="Li et al. 2016",
 )  # fmt: skip
 class PSGLD(Sampler):
-    """Preconditioned SGLD: every weight has a step of its own, as in RMSprop.
+    """Preconditioned SGLD: every weight has its own step size, as in RMSprop.
 
-    One step is one of RMSprop with learning rate `lr · train_size / 2`, and noise.
+    One step is a step of RMSprop with learning rate `lr · train_size / 2`, plus noise.
 
     Args:
-        model: The network. A warning is logged (logger `torchbayes`) if it has batch norm.
-        lr: The step size ε; 0.006/`train_size` if None.
-        train_size: The number of training examples N.
-        prior: What is believed of the weights before the data: the precision δ of N(0, 1/δ), or a prior.
-        temperature: T divides the log-likelihood and leaves the prior alone, as in VOGN.
-        decay: The share α of the old value in the average V of squared gradients.
-        damping: λ, added to √V: the largest preconditioner is 1/λ.
-        params: Parameters of the model, or groups of them; all trainable ones if None.
-        generator: Where the noise comes from. Its state is saved with the sampler's.
+        model: The network. Batch norm in it logs a warning (logger `torchbayes`).
+        lr: Step size ε; 0.006/`train_size` if None.
+        train_size: Number N of training examples.
+        prior: Prior of the weights: the precision δ of N(0, 1/δ), or a `Prior`.
+        temperature: Divisor T of the log-likelihood; the prior is not tempered, as in VOGN.
+        decay: Weight α of the old value in the average V of squared gradients.
+        damping: Constant λ added to √V: the largest preconditioner is 1/λ.
+        params: Parameters or parameter groups of the model; all trainable ones if None.
+        generator: Source of the noise; its state is saved with the sampler's.
 
     Example:
         >>> import torch, torchbayes as tb
@@ -83,36 +83,24 @@ class PSGLD(Sampler):
     update = staticmethod(psgld_update)
 
     def __init__(
-        self,
-        model: nn.Module,
-        lr: float | None = None,
-        *,
-        train_size: int,
-        prior: Prior | float = 1.0,
-        temperature: float = 1.0,
-        decay: float = 0.99,
-        damping: float = 1e-5,
-        params: Iterable[Any] | None = None,
+        self, model: nn.Module, lr: float | None = None, *, train_size: int,
+        prior: Prior | float = 1.0, temperature: float = 1.0, decay: float = 0.99,
+        damping: float = 1e-5, params: Iterable[Any] | None = None,
         generator: torch.Generator | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         check_number("damping", damping, above=True)
         if not 0 < decay < 1:
             raise ValueError(
-                f"decay is {decay:g}: expected the share of the old value, between 0 and 1"
+                f"decay is {decay:g}: expected the weight of the old value, between 0 and 1"
             )
         super().__init__(
-            model,
-            0.006 / check_train_size(train_size) if lr is None else lr,
-            train_size=train_size,
-            prior=prior,
-            temperature=temperature,
-            params=params,
-            generator=generator,
-            settings={"decay": decay, "damping": damping},
-        )
+            model, 0.006 / check_train_size(train_size) if lr is None else lr,
+            train_size=train_size, prior=prior, temperature=temperature, params=params,
+            generator=generator, settings={"decay": decay, "damping": damping},
+        )  # fmt: skip
 
     def scalars(self, group: dict[str, Any], step: int) -> dict[str, Any]:
-        """ε, α, λ, N and t of Algorithm 1."""
+        """Return ε, α, λ, N and t of Algorithm 1."""
         return {
             "epsilon": group["lr"], "alpha": group["decay"], "lam": group["damping"],
             "size": group["train_size"], "t": step,

@@ -1,11 +1,11 @@
-"""What the posterior samplers share: the energy's gradient, the noise and the walk over the weights.
+"""The base of the posterior samplers: the gradient of the energy, the noise and the loop over the weights.
 
-A sampler moves the weights θ so that, after a while, they are draws from p(θ) p(data | θ)^(1/T) ∝ exp(−U),
+A sampler moves the weights θ so that, after a burn-in, they are draws from p(θ) p(data | θ)^(1/T) ∝ exp(−U),
 
     U(θ) = train_size / T · loss(θ) − log p(θ),
 
-where the loss is the *mean* over a batch. A subclass gives one update of flat
-tensors as a pure function, and its scalars.
+where the loss is the *mean* over a batch. A subclass defines one update of flat tensors as a pure function,
+and its scalars.
 """
 
 from __future__ import annotations
@@ -31,37 +31,30 @@ _LOG = logging.getLogger("torchbayes")
 class Sampler(ModelOptimizer):
     """The base of SGLD, PSGLD, SGHMC, SGNHT and ATMC: a torch optimiser whose weights are a Markov chain.
 
-    Learning-rate schedulers, parameter groups and checkpoints work as with torch's own optimisers, and a
-    parameter without a gradient is left alone, as there. All weights are sampled, those of norm layers too.
-    They must be float32 or float64; compute in bfloat16 with `torch.autocast`.
+    Learning-rate schedulers, parameter groups and checkpoints work as with torch's own optimisers, and, as
+    there, a parameter without a gradient is not changed. All weights are sampled, including those of norm
+    layers. They must be float32 or float64; compute in bfloat16 with `torch.autocast`.
 
     Args:
-        model: The network. A warning is logged (logger `torchbayes`) if it has batch norm.
-        lr: The step size.
-        train_size: The number of training examples.
-        prior: What is believed of the weights before the data: the precision δ of N(0, 1/δ), or a prior.
-        temperature: T divides the log-likelihood and leaves the prior alone, as in VOGN.
-        params: Parameters of the model, or groups of them; all trainable ones if None.
-        generator: Where the noise comes from; a new one, seeded from torch's, if None. Its state is saved
-            with the sampler's.
-        settings: The subclass's own numbers, of which a parameter group may have others.
+        model: The network. Batch norm in it logs a warning (logger `torchbayes`).
+        lr: Step size.
+        train_size: Number of training examples.
+        prior: Prior of the weights: the precision δ of N(0, 1/δ), or a `Prior`.
+        temperature: Divisor T of the log-likelihood; the prior is not tempered, as in VOGN.
+        params: Parameters or parameter groups of the model; all trainable ones if None.
+        generator: Source of the noise; a new one, seeded from torch's, if None. Its state is saved with the
+            sampler's.
+        settings: Options of the subclass; a parameter group may override them.
     """
 
     buffers: tuple[str, ...] = ()
-    """The names of the sampler's tensors in `state[p]`; they start at 0."""
+    """Names of the sampler's tensors in `state[p]`; they start at 0."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        lr: float,
-        *,
-        train_size: int,
-        prior: Prior | float,
-        temperature: float,
-        params: Iterable[Any] | None,
-        generator: torch.Generator | None,
+        self, model: nn.Module, lr: float, *, train_size: int, prior: Prior | float,
+        temperature: float, params: Iterable[Any] | None, generator: torch.Generator | None,
         settings: dict[str, Any],
-    ) -> None:
+    ) -> None:  # fmt: skip
         check_number("lr", lr, above=True)
         check_number("temperature", temperature, above=True)
         self.prior = as_prior(prior)
@@ -70,15 +63,13 @@ class Sampler(ModelOptimizer):
         norm = next((n for n, m in model.named_modules() if isinstance(m, _BatchNorm)), None)
         if norm is not None:
             _LOG.warning(
-                "layer %r is a batch norm: it ties the examples of a batch together, so what %s samples is "
-                "not a posterior, and its noise adds to the sampler's, so the network underfits; use group "
-                "norm, or a network without norm layers such as resnetpp20",
-                norm,
-                type(self).__name__,
-            )
+                "layer %r is a batch norm: it couples the examples of a batch, so what %s samples is not a "
+                "posterior, and its noise adds to the sampler's, so the network underfits; use group norm, "
+                "or a network without norm layers such as resnetpp20", norm, type(self).__name__,
+            )  # fmt: skip
 
     def check_parameter(self, name: str, parameter: Tensor) -> None:
-        """Refuse types in which a sampler's steps are rounded away."""
+        """Reject types in which a sampler's steps are rounded away."""
         if parameter.dtype not in (torch.float32, torch.float64):
             raise TypeError(
                 f"parameter {name!r} is {parameter.dtype}, in which small steps are rounded away: "
@@ -88,18 +79,18 @@ class Sampler(ModelOptimizer):
     @property
     @abstractmethod
     def update(self) -> Callable[..., None]:
-        """One update of some of the weights, as flat tensors of one length, in place: a pure function.
+        """The pure function that updates some of the weights in place, as flat tensors of one length.
 
         Its arguments are the weights θ; the sampler's own tensors in the order of `buffers`, which it may
-        change too; the gradient of the mean loss, and of priors other than a zero-mean Gaussian; standard
-        normal numbers, by the name `eta`; and, keyword-only, what `scalars` gives, `n` = train_size /
+        change too; the gradient of the mean loss, including that of a prior other than a zero-mean Gaussian;
+        standard normal numbers, named `eta`; and, keyword-only, the result of `scalars`, `n` = train_size /
         temperature and the precision `delta` of a Gaussian prior, or 0. The energy's gradient is ∇U =
-        n · grad + delta · θ: it is left in two parts because to add them up first would cost more.
+        n · grad + delta · θ; the two parts stay separate because adding them first would cost more.
         """
 
     @abstractmethod
     def scalars(self, group: dict[str, Any], step: int) -> dict[str, Any]:
-        """The update's own scalars from a group's settings and the number of this step, from 1."""
+        """Return the update's own scalars for a group's settings and the number of this step, from 1."""
 
     @property
     def shares_state(self) -> bool:
@@ -107,12 +98,13 @@ class Sampler(ModelOptimizer):
         return False
 
     def check(self, group: dict[str, Any]) -> None:
-        """Raise a `ValueError` if a group's settings do not go with its present learning rate."""
+        """Raise a `ValueError` if a group's settings are incompatible with its current learning rate."""
 
     def kinetic(self, group: dict[str, Any], state: dict[str, Any]) -> Tensor | None:
-        """p·∇K(p) of every entry of a parameter, whose mean is 1 at the right temperature; None without p.
+        """Return p·∇K(p) of every entry of a parameter, or None if there is no momentum p.
 
-        By equipartition this holds for any kinetic energy K, that of relativity too.
+        By equipartition its mean is 1 at the right temperature, for any kinetic energy K, including the
+        relativistic one.
         """
         momentum = state.get("momentum")
         if momentum is None:
@@ -123,12 +115,12 @@ class Sampler(ModelOptimizer):
 
     @torch.no_grad()
     def vitals(self, row: int | None = None) -> dict[str, dict[str, float]]:
-        """How the chain is, by layer: `temperature` (kinetic, 1 is right) and mean `thermostat`.
+        """Return diagnostics of the chain by layer: kinetic `temperature` (ideally 1) and mean `thermostat`.
 
-        A layer is a module that owns weights. What a sampler does not have is left out.
+        A layer is a module that owns weights. A quantity that the sampler does not have is omitted.
 
         Args:
-            row: Look at this index of every parameter's first dimension alone, where chains are stacked.
+            row: Restrict to this index of every parameter's first dimension, along which chains are stacked.
 
         Example:
             >>> import torch, torchbayes as tb
@@ -146,10 +138,11 @@ class Sampler(ModelOptimizer):
                 if not state:
                     continue
                 layer = self._names[id(p)].rpartition(".")[0]
-                found = {"temperature": self.kinetic(group, state)}
-                found["thermostat"] = state.get("thermostat")
-                if "thermostat" in group:
-                    found["thermostat"] = p.new_full(p.shape, group["thermostat"])
+                shared = p.new_full(p.shape, group["thermostat"]) if "thermostat" in group else None
+                found = {
+                    "temperature": self.kinetic(group, state),
+                    "thermostat": state.get("thermostat", shared),
+                }
                 for name, values in found.items():
                     if values is not None:
                         values = values if row is None else values[row]
@@ -162,21 +155,21 @@ class Sampler(ModelOptimizer):
         }
 
     def end_group(self, group: dict[str, Any], params: Sequence[Tensor]) -> None:
-        """Called after all weights of a group have been updated."""
+        """Run after all weights of a group have been updated."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One update of all weights.
+        """Update all weights once.
 
         Args:
             closure: Clears the gradients, computes the *mean* loss of a batch and its gradients, and
-                returns the loss. Without it, the gradients that are there are used.
+                returns the loss. Without it, the existing gradients are used.
 
         Returns:
-            What the closure returned.
+            The closure's result.
 
         Raises:
-            FloatingPointError: If a gradient is not finite. Nothing has changed then.
+            FloatingPointError: If a gradient is not finite. Nothing has been changed then.
         """
         loss = None
         if closure is not None:
@@ -187,9 +180,15 @@ class Sampler(ModelOptimizer):
         for group in self.param_groups:
             self.check(group)
         for group, params in zip(self.param_groups, active, strict=True):
-            self._count(params)
-            for alike in self._alike(params):
-                self._update(group, alike)
+            self._new_state(
+                [p for p in params if not self.state[p]], **dict.fromkeys(self.buffers, 0.0)
+            )
+            alike: dict[Any, list[Tensor]] = {}
+            for p in params:
+                self.state[p]["step"] += 1
+                alike.setdefault((p.device, p.dtype, self.state[p]["step"]), []).append(p)
+            for some in alike.values():
+                self._update(group, some)
             if params:
                 self.end_group(group, params)
         return loss
@@ -197,7 +196,7 @@ class Sampler(ModelOptimizer):
     def _require_finite(self, params: Sequence[Tensor]) -> None:
         if not params:
             return
-        # One pass: a norm is finite only if every entry is, bar overflow, which is looked at below.
+        # One pass: a norm is finite only if every entry is; overflow is ruled out below.
         norms = list(torch._foreach_norm([_gradient(p) for p in params]))
         if len({(n.device, n.dtype) for n in norms}) > 1:
             norms = [n.to(norms[0].device, torch.float32) for n in norms]
@@ -206,29 +205,16 @@ class Sampler(ModelOptimizer):
         for p in params:
             if not bool(torch.isfinite(_gradient(p)).all()):
                 raise FloatingPointError(
-                    f"the gradient of {self._names[id(p)]!r} is not finite, so this step was not taken: look "
-                    "at the loss and the data, or use a smaller step"
+                    f"the gradient of {self._names[id(p)]!r} is not finite, so this step was not taken: "
+                    "check the loss and the data, or use a smaller step"
                 )
-
-    def _count(self, params: Sequence[Tensor]) -> None:
-        fresh = [p for p in params if not self.state[p]]
-        self._new_state(fresh, **dict.fromkeys(self.buffers, 0.0))
-        for p in params:
-            self.state[p]["step"] += 1
-
-    def _alike(self, params: Iterable[Tensor]) -> list[list[Tensor]]:
-        """The parameters by device, type and number of updates."""
-        kinds: dict[Any, list[Tensor]] = {}
-        for p in params:
-            kinds.setdefault((p.device, p.dtype, self.state[p]["step"]), []).append(p)
-        return list(kinds.values())
 
     def _update(self, group: dict[str, Any], params: list[Tensor]) -> None:
         n = group["train_size"] / group["temperature"]
         step = self.state[params[0]]["step"]
         states = [[self.state[p][name] for p in params] for name in self.buffers]
         gradients = [_gradient(p) for p in params]
-        delta = self._precision()
+        delta = self.prior.scalar if isinstance(self.prior, GaussianPrior) else None
         if delta is None:
             named = {self._names[id(p)]: p.detach() for p in params}
             log_prior = self.prior.grad(named)
@@ -239,10 +225,6 @@ class Sampler(ModelOptimizer):
             self.update, [params, *states], [gradients], self.generator,
             **self.scalars(group, step), n=n, delta=delta,
         )  # fmt: skip
-
-    def _precision(self) -> float | None:
-        """δ if the prior is N(0, 1/δ) for all weights."""
-        return self.prior.scalar if isinstance(self.prior, GaussianPrior) else None
 
 
 def _gradient(p: Tensor) -> Tensor:

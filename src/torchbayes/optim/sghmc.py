@@ -12,8 +12,8 @@ T. Chen, E. Fox and C. Guestrin, Stochastic Gradient Hamiltonian Monte Carlo, IC
 | V̂, β̂ = ηV̂/2 | `gradient_variance` | Eq. (15) |
 | r | `state[p]["momentum"]` (p below); v = εM⁻¹r | Eqs. (13), (15) |
 
-Deviations from the paper: the momentum is updated before the weights, so that one gradient serves a step;
-and it is not drawn anew now and then, as in the paper's experiments.
+Deviations from the paper: the momentum is updated before the weights, so that a step needs one gradient;
+and, as in the paper's experiments, it is not resampled periodically.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def sghmc_update(
     theta: Tensor, p: Tensor, grad: Tensor, eta: Tensor,
     *, h: float, m: float, d: float, variance: float, n: float, delta: float,
 ) -> None:  # fmt: skip
-    """One update: p ← (1 − hD)p − h∇U + N(0, 2hDm − h²V̂); θ ← θ + h p/m, in place in θ and p.
+    """Apply p ← (1 − hD)p − h∇U + N(0, 2hDm − h²V̂); θ ← θ + h p/m, in place in θ and p.
 
     ∇U is n·grad + δθ.
     """
@@ -55,24 +55,25 @@ def sghmc_update(
 class SGHMC(Sampler):
     """Stochastic gradient Hamiltonian Monte Carlo: SGD with momentum and noise.
 
-    Like SGD with momentum of learning rate `average_step² · train_size` on the mean loss. The gradient's
-    own noise makes the spread too wide unless its variance is known and given: `SGNHT` and `ATMC` find it.
+    It resembles SGD with momentum and learning rate `average_step² · train_size` on the mean loss. The
+    gradient's own noise widens the spread unless its variance is known and given; `SGNHT` and `ATMC`
+    estimate it.
 
     Args:
-        model: The network. A warning is logged (logger `torchbayes`) if it has batch norm.
-        lr: The time step h. With `average_step` given, only a schedule makes it matter.
-        train_size: The number of training examples.
-        prior: What is believed of the weights before the data: the precision δ of N(0, 1/δ), or a prior.
-        temperature: T divides the log-likelihood and leaves the prior alone, as in VOGN.
-        average_step: The typical change h/√m of a weight per update, at the first `lr`;
+        model: The network. Batch norm in it logs a warning (logger `torchbayes`).
+        lr: Time step h. With `average_step` given, it matters only under a schedule.
+        train_size: Number of training examples.
+        prior: Prior of the weights: the precision δ of N(0, 1/δ), or a `Prior`.
+        temperature: Divisor T of the log-likelihood; the prior is not tempered, as in VOGN.
+        average_step: Typical change h/√m of a weight per update, at the initial `lr`;
             √(0.05/`train_size`) if None.
-        momentum: The share 1 − hD of the momentum that an update keeps, at the first `lr`; 0.9 if None.
-        mass: m, in place of `average_step`.
-        friction: D, in place of `momentum`.
-        gradient_variance: V̂: the variance of `train_size` times the gradient of a batch, by which less
-            noise is added.
-        params: Parameters of the model, or groups of them; all trainable ones if None.
-        generator: Where the noise comes from. Its state is saved with the sampler's.
+        momentum: Share 1 − hD of the momentum that an update keeps, at the initial `lr`; 0.9 if None.
+        mass: Mass m, an alternative to `average_step`.
+        friction: Friction D, an alternative to `momentum`.
+        gradient_variance: Variance V̂ of `train_size` times the gradient of a batch; the added noise is
+            reduced by it.
+        params: Parameters or parameter groups of the model; all trainable ones if None.
+        generator: Source of the noise; its state is saved with the sampler's.
 
     Example:
         >>> import torch, torchbayes as tb
@@ -88,21 +89,11 @@ class SGHMC(Sampler):
     update = staticmethod(sghmc_update)
 
     def __init__(
-        self,
-        model: nn.Module,
-        lr: float = 1e-2,
-        *,
-        train_size: int,
-        prior: Prior | float = 1.0,
-        temperature: float = 1.0,
-        average_step: float | None = None,
-        momentum: float | None = None,
-        mass: float | None = None,
-        friction: float | None = None,
-        gradient_variance: float = 0.0,
-        params: Iterable[Any] | None = None,
-        generator: torch.Generator | None = None,
-    ) -> None:
+        self, model: nn.Module, lr: float = 1e-2, *, train_size: int, prior: Prior | float = 1.0,
+        temperature: float = 1.0, average_step: float | None = None, momentum: float | None = None,
+        mass: float | None = None, friction: float | None = None, gradient_variance: float = 0.0,
+        params: Iterable[Any] | None = None, generator: torch.Generator | None = None,
+    ) -> None:  # fmt: skip
         check_number("lr", lr, above=True)
         check_number("gradient_variance", gradient_variance)
         settings = {
@@ -112,33 +103,27 @@ class SGHMC(Sampler):
         }
         self.check({"lr": lr, **settings})
         super().__init__(
-            model,
-            lr,
-            train_size=train_size,
-            prior=prior,
-            temperature=temperature,
-            params=params,
-            generator=generator,
-            settings=settings,
-        )
+            model, lr, train_size=train_size, prior=prior, temperature=temperature, params=params,
+            generator=generator, settings=settings,
+        )  # fmt: skip
 
     def check(self, group: dict[str, Any]) -> None:
-        """The friction hD of a step must not exceed 1, nor the gradient's noise that of the friction."""
+        """Raise a `ValueError` if the friction hD exceeds 1 or the gradient's noise that of the friction."""
         lost = group["lr"] * group["friction"]
         if lost > 1:
             raise ValueError(
-                f"lr {group['lr']:g} times friction {group['friction']:g} is {lost:g}, so that a step takes "
+                f"lr {group['lr']:g} times friction {group['friction']:g} is {lost:g}, so a step removes "
                 "more than all of the momentum: use a smaller lr or friction"
             )
         needed = group["lr"] * group["gradient_variance"]
         if needed > 2 * group["friction"] * group["mass"]:
             raise ValueError(
                 f"gradient_variance is {group['gradient_variance']:g}, more noise than the friction "
-                f"{group['friction']:g} can take out at lr {group['lr']:g}: use a smaller lr or more friction"
+                f"{group['friction']:g} can remove at lr {group['lr']:g}: use a smaller lr or more friction"
             )
 
     def scalars(self, group: dict[str, Any], step: int) -> dict[str, Any]:
-        """h, m, D and V̂ of Eq. (13)."""
+        """Return h, m, D and V̂ of Eq. (13)."""
         return {
             "h": group["lr"], "m": group["mass"], "d": group["friction"],
             "variance": group["gradient_variance"],

@@ -31,7 +31,7 @@ __all__ = ["SGLD", "sgld_update"]
 def sgld_update(
     theta: Tensor, grad: Tensor, eta: Tensor, *, epsilon: float, n: float, delta: float
 ) -> None:
-    """θ ← θ − ε/2 ∇U + √ε η with ∇U = n·grad + δθ, in place in `theta`."""
+    """Apply θ ← θ − ε/2 ∇U + √ε η with ∇U = n·grad + δθ, in place."""
     theta.mul_(1 - epsilon / 2 * delta).add_(grad, alpha=-epsilon / 2 * n)
     theta.add_(eta, alpha=math.sqrt(epsilon))  # Eq. (4)
 
@@ -42,20 +42,20 @@ def sgld_update(
     paper="Welling & Teh 2011",
 )  # fmt: skip
 class SGLD(Sampler):
-    """Stochastic gradient Langevin dynamics: gradient descent with just so much noise that it samples.
+    """Stochastic gradient Langevin dynamics: gradient descent with exactly the noise that makes it sample.
 
-    One step is one of plain SGD with learning rate `lr · train_size / 2` on the mean loss, and noise. The
-    gradient's own noise is not corrected for and makes the spread too wide, by about the factor
+    One step is a step of plain SGD with learning rate `lr · train_size / 2` on the mean loss, plus noise. The
+    gradient's own noise is not corrected for and widens the spread by a factor of about
     1 + lr/4 · (variance of train_size · gradient): use small steps, `SGNHT` or `ATMC`.
 
     Args:
-        model: The network. A warning is logged (logger `torchbayes`) if it has batch norm.
-        lr: The step size ε; 0.2/`train_size` if None.
-        train_size: The number of training examples N.
-        prior: What is believed of the weights before the data: the precision δ of N(0, 1/δ), or a prior.
-        temperature: T divides the log-likelihood and leaves the prior alone, as in VOGN.
-        params: Parameters of the model, or groups of them; all trainable ones if None.
-        generator: Where the noise comes from. Its state is saved with the sampler's.
+        model: The network. Batch norm in it logs a warning (logger `torchbayes`).
+        lr: Step size ε; 0.2/`train_size` if None.
+        train_size: Number N of training examples.
+        prior: Prior of the weights: the precision δ of N(0, 1/δ), or a `Prior`.
+        temperature: Divisor T of the log-likelihood; the prior is not tempered, as in VOGN.
+        params: Parameters or parameter groups of the model; all trainable ones if None.
+        generator: Source of the noise; its state is saved with the sampler's.
 
     Example:
         >>> import torch, torchbayes as tb
@@ -74,29 +74,17 @@ class SGLD(Sampler):
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        lr: float | None = None,
-        *,
-        train_size: int,
-        prior: Prior | float = 1.0,
-        temperature: float = 1.0,
-        params: Iterable[Any] | None = None,
+        self, model: nn.Module, lr: float | None = None, *, train_size: int,
+        prior: Prior | float = 1.0, temperature: float = 1.0, params: Iterable[Any] | None = None,
         generator: torch.Generator | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(
-            model,
-            0.2 / check_train_size(train_size) if lr is None else lr,
-            train_size=train_size,
-            prior=prior,
-            temperature=temperature,
-            params=params,
-            generator=generator,
-            settings={},
-        )
+            model, 0.2 / check_train_size(train_size) if lr is None else lr, train_size=train_size,
+            prior=prior, temperature=temperature, params=params, generator=generator, settings={},
+        )  # fmt: skip
 
     update = staticmethod(sgld_update)
 
     def scalars(self, group: dict[str, Any], step: int) -> dict[str, Any]:
-        """ε of Eq. (4)."""
+        """Return ε of Eq. (4)."""
         return {"epsilon": group["lr"]}

@@ -12,8 +12,8 @@ with the integrator of the ATMC paper (Heek and Kalchbrenner 2019), where it is 
 | p | `state[p]["momentum"]` | ATMC, Eq. (4) |
 | ξ (Ding: ξ − A) | `state[p]["thermostat"]`, or one number in the group | ATMC, Eq. (4) |
 
-Deviations from Ding et al.: friction and noise are integrated exactly instead of by Euler's rule; there is
-by default a thermostat for every weight, as in the ATMC paper, instead of one for all.
+Deviations from Ding et al.: friction and noise are integrated exactly instead of by Euler's rule; by
+default every weight has a thermostat, as in the ATMC paper, instead of one for all.
 """
 
 from __future__ import annotations
@@ -25,17 +25,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import torchbayes.optim.thermostat as dynamics
 from torchbayes.core.registry import register
 from torchbayes.optim.base import check_number
 from torchbayes.optim.momentum import friction_of, mass_of, speed_limit_of
 from torchbayes.optim.sampler import Sampler
-from torchbayes.optim.thermostat import (
-    drift,
-    friction_in_a_step,
-    momentum_update,
-    steady_momentum_update,
-    thermostat_scalars,
-)
 from torchbayes.prior import Prior
 
 __all__ = ["SGNHT", "sgnht_update"]
@@ -45,21 +39,21 @@ def sgnht_update(
     theta: Tensor, p: Tensor, xi: Tensor, grad: Tensor, eta: Tensor,
     *, h: float, m: float, c: float, d: float, n: float, delta: float,
 ) -> None:  # fmt: skip
-    """One update with a thermostat per weight, in place in θ, p and ξ; ∇U is n·grad + δθ."""
+    """Update θ, p and ξ in place, with a thermostat per weight; ∇U is n·grad + δθ."""
     beta = torch.add(xi, d)  # β = D + ξ
-    y = friction_in_a_step(beta, p, h=h, m=m, c=c)
+    y = dynamics.friction_in_a_step(beta, p, h=h, m=m, c=c)
     # Eq. (10) with α = D.
-    momentum_update(theta, p, grad, eta, d, y, h=h, m=m, n=n, delta=delta)
-    drift(theta, p, xi, h=h, m=m, c=c)  # Eq. (9)
+    dynamics.momentum_update(theta, p, grad, eta, d, y, h=h, m=m, n=n, delta=delta)
+    dynamics.drift(theta, p, xi, h=h, m=m, c=c)  # Eq. (9)
 
 
 def shared_thermostat_update(
     theta: Tensor, p: Tensor, grad: Tensor, eta: Tensor,
     *, h: float, m: float, c: float, d: float, xi: float, n: float, delta: float,
 ) -> None:  # fmt: skip
-    """One update with one thermostat ξ for all weights, in place in θ and p; ∇U is n·grad + δθ."""
-    steady_momentum_update(theta, p, grad, eta, d, d + xi, h=h, m=m, n=n, delta=delta)
-    drift(theta, p, None, h=h, m=m, c=c)
+    """Update θ and p in place, with one thermostat ξ for all weights; ∇U is n·grad + δθ."""
+    dynamics.steady_momentum_update(theta, p, grad, eta, d, d + xi, h=h, m=m, n=n, delta=delta)
+    dynamics.drift(theta, p, None, h=h, m=m, c=c)
 
 
 @register(
@@ -68,30 +62,30 @@ def shared_thermostat_update(
     paper="Ding et al. 2014; the baseline of the ATMC paper",
 )  # fmt: skip
 class SGNHT(Sampler):
-    """Stochastic gradient Nosé-Hoover thermostats: momentum whose friction finds the gradient's noise.
+    """Stochastic gradient Nosé-Hoover thermostats: momentum whose friction adapts to the gradient's noise.
 
-    The friction of a weight that is too fast rises and of one that is too slow falls, so that noise of any
-    constant size in the gradient is taken out without being known. The thermostats react within about
+    The friction rises for a weight that is too fast and falls for one that is too slow, which removes
+    gradient noise of any constant size without knowing it. The thermostats react within about
     0.1 / lr² updates (with `momentum` 0.9). Friction can become negative; `ATMC` avoids that.
 
     Args:
-        model: The network. A warning is logged (logger `torchbayes`) if it has batch norm.
-        lr: The time step h. With `average_step` given, it sets how fast the thermostats react.
-        train_size: The number of training examples.
-        prior: What is believed of the weights before the data: the precision δ of N(0, 1/δ), or a prior.
-        temperature: T divides the log-likelihood and leaves the prior alone, as in VOGN.
-        average_step: The typical change h/√m of a weight per update, at the first `lr`;
+        model: The network. Batch norm in it logs a warning (logger `torchbayes`).
+        lr: Time step h. With `average_step` given, it sets how fast the thermostats react.
+        train_size: Number of training examples.
+        prior: Prior of the weights: the precision δ of N(0, 1/δ), or a `Prior`.
+        temperature: Divisor T of the log-likelihood; the prior is not tempered, as in VOGN.
+        average_step: Typical change h/√m of a weight per update, at the initial `lr`;
             √(0.05/`train_size`) if None.
-        max_step: The largest change h·c of a weight in an update, at the first `lr`; no limit if None.
-        momentum: The share e^(−Dh) of the momentum that an update keeps while ξ = 0, at the first `lr`;
-            0.9 if None.
-        mass: m, in place of `average_step`.
-        speed_limit: c, in place of `max_step`.
-        friction: D, in place of `momentum`.
-        per_parameter: A thermostat for every weight; if False, one for all weights of a group, as in the
-            original, which is faster and takes out noise only as far as it is the same for all.
-        params: Parameters of the model, or groups of them; all trainable ones if None.
-        generator: Where the noise comes from. Its state is saved with the sampler's.
+        max_step: Largest change h·c of a weight per update, at the initial `lr`; no limit if None.
+        momentum: Share e^(−Dh) of the momentum that an update keeps while ξ = 0, at the initial `lr`; 0.9 if
+            None.
+        mass: Mass m, an alternative to `average_step`.
+        speed_limit: Speed limit c, an alternative to `max_step`.
+        friction: Friction D, an alternative to `momentum`.
+        per_parameter: Use a thermostat for every weight; if False, one for all weights of a group, as in the
+            original, which is faster but removes only noise that all weights have in common.
+        params: Parameters or parameter groups of the model; all trainable ones if None.
+        generator: Source of the noise; its state is saved with the sampler's.
 
     Example:
         >>> import torch, torchbayes as tb
@@ -104,51 +98,33 @@ class SGNHT(Sampler):
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        lr: float = 1e-2,
-        *,
-        train_size: int,
-        prior: Prior | float = 1.0,
-        temperature: float = 1.0,
-        average_step: float | None = None,
-        max_step: float | None = None,
-        momentum: float | None = None,
-        mass: float | None = None,
-        speed_limit: float | None = None,
-        friction: float | None = None,
-        per_parameter: bool = True,
-        params: Iterable[Any] | None = None,
-        generator: torch.Generator | None = None,
-    ) -> None:
+        self, model: nn.Module, lr: float = 1e-2, *, train_size: int, prior: Prior | float = 1.0,
+        temperature: float = 1.0, average_step: float | None = None, max_step: float | None = None,
+        momentum: float | None = None, mass: float | None = None, speed_limit: float | None = None,
+        friction: float | None = None, per_parameter: bool = True,
+        params: Iterable[Any] | None = None, generator: torch.Generator | None = None,
+    ) -> None:  # fmt: skip
         check_number("lr", lr, above=True)
         m = mass_of(lr, average_step, mass, train_size)
         c = speed_limit_of(lr, m, max_step, speed_limit, math.inf)
         if not per_parameter and not math.isinf(c):
             raise ValueError(
-                f"one thermostat for all weights knows no speed limit, which is {c:g}: leave out max_step "
-                "and speed_limit, or use a thermostat per parameter"
+                f"one thermostat for all weights supports no speed limit, which is {c:g}: omit max_step and "
+                "speed_limit, or use a thermostat per parameter"
             )
         self.buffers = ("momentum", "thermostat") if per_parameter else ("momentum",)
+        settings = {
+            "mass": m, "speed_limit": c,
+            "friction": friction_of(lr, momentum, friction, exact=True),
+        } | ({} if per_parameter else {"thermostat": 0.0})  # fmt: skip
         super().__init__(
-            model,
-            lr,
-            train_size=train_size,
-            prior=prior,
-            temperature=temperature,
-            params=params,
-            generator=generator,
-            settings={
-                "mass": m,
-                "speed_limit": c,
-                "friction": friction_of(lr, momentum, friction, exact=True),
-                **({} if per_parameter else {"thermostat": 0.0}),
-            },
-        )
+            model, lr, train_size=train_size, prior=prior, temperature=temperature, params=params,
+            generator=generator, settings=settings,
+        )  # fmt: skip
 
     @property
     def update(self) -> Callable[..., None]:
-        """Eqs. (9) and (10) of the ATMC paper with α = D."""
+        """The pure function of Eqs. (9) and (10) of the ATMC paper with α = D."""
         return sgnht_update if "thermostat" in self.buffers else shared_thermostat_update
 
     @property
@@ -157,12 +133,12 @@ class SGNHT(Sampler):
         return "thermostat" not in self.buffers
 
     def scalars(self, group: dict[str, Any], step: int) -> dict[str, Any]:
-        """h, m, c and D, and ξ if there is one for all."""
+        """Return h, m, c and D, and ξ if it is shared."""
         shared = {"xi": group["thermostat"]} if "thermostat" in group else {}
-        return thermostat_scalars(group) | shared
+        return dynamics.thermostat_scalars(group) | shared
 
     def end_group(self, group: dict[str, Any], params: Sequence[Tensor]) -> None:
-        """Move the one thermostat of a group, if it is one: ξ ← ξ + h (pᵀp/(nm) − 1)."""
+        """Update the shared thermostat of a group, if there is one: ξ ← ξ + h (pᵀp/(nm) − 1)."""
         if "thermostat" in group:
             momenta = [self.state[p]["momentum"].flatten() for p in params]
             squares = sum(float(torch.dot(p, p)) for p in momenta)

@@ -1,13 +1,13 @@
-"""The dynamics that ATMC and SGNHT share: momentum under friction, noise and a thermostat.
+"""The dynamics of ATMC and SGNHT: momentum under friction, noise and a thermostat.
 
 J. Heek and N. Kalchbrenner, Bayesian Inference for Large Scale Image Classification, 2019, sections 2 and 3.
 
 One update is the momentum's Ornstein-Uhlenbeck process over the time h, solved exactly (Eq. 10), and then
 the motion of weights and thermostats (Eq. 9). Two half steps of Eq. (8) are fused, as in Algorithm 1.
 
-Where the paper is wrong and this is not: Eq. (10) must have e^(−βh), not e^(+βh), and a factor m under its
-root. With the momentum energy of Eq. (5) the friction is β·m/M(p) and the thermostat moves by
-m p²/M² − m³/M³, which Eqs. (1) to (3) give and which p²/m − 1 is the limit of for c → ∞.
+Corrections of the paper: Eq. (10) must have e^(−βh), not e^(+βh), and a factor m under its root. With the
+momentum energy of Eq. (5) the friction is β·m/M(p) and the thermostat moves by m p²/M² − m³/M³, which
+follows from Eqs. (1) to (3) and has the limit p²/m − 1 for c → ∞.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = [
     "thermostat_scalars",
 ]
 
-# A friction in place of 0, for which t/y is its limit 1 and not 0/0; next to any other it rounds away.
+# Replaces a friction of 0, so that t/y is its limit 1 and not 0/0; next to any other value it rounds away.
 _TINY = 1e-20
 
 
@@ -37,12 +37,12 @@ def is_relativistic(c: float) -> bool:
 
 
 def _root(p: Tensor, *, m: float, c: float) -> Tensor:
-    """M(p)/m of Eq. (6): 1 for a slow weight, large for one near the speed limit."""
+    """Return M(p)/m of Eq. (6): 1 for a slow weight, large for one near the speed limit."""
     return torch.addcmul(p.new_ones(()), p, p, value=(m * c) ** -2).sqrt_()
 
 
 def friction_in_a_step(beta: Tensor, p: Tensor, *, h: float, m: float, c: float) -> Tensor:
-    """βh/2, in place in `beta`; with a speed limit the friction is β·m/M(p)."""
+    """Compute βh/2 in place in `beta`; with a speed limit the friction is β·m/M(p)."""
     if not is_relativistic(c):
         return beta.mul_(h / 2)
     return torch.addcdiv(p.new_zeros(()), beta, _root(p, m=m, c=c), value=h / 2, out=beta)
@@ -52,12 +52,12 @@ def momentum_update(
     theta: Tensor, p: Tensor, grad: Tensor, eta: Tensor, alpha: Tensor | float,
     y: Tensor, *, h: float, m: float, n: float, delta: float,
 ) -> None:  # fmt: skip
-    """The momentum after a time h, in place; `y` is βh/2 and is used up. ∇U is n·grad + δθ.
+    """Advance the momentum by a time h, in place; `y` is βh/2 and is overwritten. ∇U is n·grad + δθ.
 
     p ← e^(−βh) p − (1−e^(−βh))/β ∇U + √(αm(1−e^(−2βh))/β) η
 
     Every pass over memory counts here. With t = tanh(βh/2) the three factors are (1−t)/(1+t),
-    h (t/y)/(1+t) and √(2αmh (t/y)/(1+t)²): as exact as expm1 where βh is small, in half its time.
+    h (t/y)/(1+t) and √(2αmh (t/y)/(1+t)²): as accurate as expm1 where βh is small, in half the time.
     """
     y.add_(_TINY)
     t = torch.tanh(y)
@@ -80,7 +80,7 @@ def steady_momentum_update(
     theta: Tensor, p: Tensor, grad: Tensor, eta: Tensor, alpha: Tensor | float, beta: float,
     *, h: float, m: float, n: float, delta: float,
 ) -> None:  # fmt: skip
-    """`momentum_update` where all weights have one friction; uses up a tensor `alpha`."""
+    """Like `momentum_update` with one friction for all weights; overwrites a tensor `alpha`."""
     decay = math.expm1(-beta * h)
     gain = decay / beta if beta != 0 else -h
     p.mul_(1 + decay).add_(grad, alpha=gain * n)
@@ -94,7 +94,7 @@ def steady_momentum_update(
 
 
 def drift(theta: Tensor, p: Tensor, xi: Tensor | None, *, h: float, m: float, c: float) -> None:
-    """θ ← θ + h p/M and ξ ← ξ + h (m p²/M² − m³/M³), in place; without ξ only the weights."""
+    """Apply θ ← θ + h p/M and ξ ← ξ + h (m p²/M² − m³/M³) in place; without ξ, only the weights move."""
     velocity = p
     if is_relativistic(c):
         root = _root(p, m=m, c=c)
@@ -110,7 +110,7 @@ def drift(theta: Tensor, p: Tensor, xi: Tensor | None, *, h: float, m: float, c:
 
 
 def thermostat_scalars(group: dict[str, Any]) -> dict[str, Any]:
-    """h, m, c and D of a parameter group."""
+    """Return h, m, c and D of a parameter group."""
     return {
         "h": group["lr"], "m": group["mass"], "c": group["speed_limit"], "d": group["friction"]
     }  # fmt: skip

@@ -18,8 +18,8 @@ K. Osawa et al., Practical Deep Learning with Bayesian Principles, NeurIPS 2019,
 Deviations from the paper: τ is not in the average of line 18 but in the noise, σ² = τ/(N(s + δ̃ + γ)), as in
 the authors' code, because the fixed point of line 18 as printed is not the tempered posterior, whose
 precision is N h/τ + δ (the two agree at τ = 1). The squares of convolutions' biases and of norm layers are
-exact, not the bounds of the authors' code. Scales and shifts of norm layers have no noise and no prior, as
-there.
+exact, unlike the bounds in the authors' code. As there, scales and shifts of norm layers have no noise and
+no prior.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ from torchbayes.optim.natural_gradient import (
     add_scaled,
     gaussian_prior,
 )
-from torchbayes.posterior import Gaussian, Posterior, Weights
 from torchbayes.prior import Prior
 
 __all__ = ["VOGN", "vogn_draw", "vogn_update"]
@@ -49,7 +48,7 @@ def vogn_draw(
     theta: Tensor, mu: Tensor, s: Tensor, eta: Tensor,
     *, delta: float | Tensor, gamma: float, tau: float, n: float,
 ) -> None:  # fmt: skip
-    """Lines 8 and 9: θ = μ + ησ with σ² = τ/(n(s + δ̃ + γ)); θ may be the memory of η."""
+    """Draw θ = μ + ησ with σ² = τ/(n(s + δ̃ + γ)) (lines 8 and 9); θ may share its memory with η."""
     root = _denominator(s, delta, gamma).rsqrt_()
     torch.addcmul(mu, eta, root, value=(tau / n) ** 0.5, out=theta)
 
@@ -59,21 +58,21 @@ def vogn_update(
     *, alpha: float, beta1: float, beta2: float, delta: float | Tensor, gamma: float,
     prior_mean: float | Tensor, h_factor: float,
 ) -> None:  # fmt: skip
-    """Lines 17 to 19, in place in μ, m and s.
+    """Apply lines 17 to 19, in place in μ, m and s.
 
     Args:
-        mu: μ.
-        m: The momentum.
-        s: The scaled precision.
-        g: ĝ, the mean gradient.
-        h: ĥ, the mean of squared per-example gradients, up to `h_factor`.
-        alpha: The learning rate.
-        beta1: The momentum's decay.
-        beta2: The weight of ĥ in s.
-        delta: δ̃, one number or one of every entry.
-        gamma: The damping.
-        prior_mean: The prior's mean, one number or one of every entry.
-        h_factor: What to multiply `h` by.
+        mu: Mean μ.
+        m: Momentum.
+        s: Scaled precision.
+        g: Mean gradient ĝ.
+        h: Mean ĥ of squared per-example gradients, up to `h_factor`.
+        alpha: Learning rate.
+        beta1: Decay of the momentum.
+        beta2: Weight of ĥ in s.
+        delta: δ̃, one number or one per entry.
+        gamma: Damping.
+        prior_mean: Mean of the prior, one number or one per entry.
+        h_factor: Factor to multiply `h` by.
     """
     torch.add(g, m, alpha=beta1, out=m)
     add_scaled(m, mu - prior_mean, delta)  # line 17: m ← β1 m + ĝ + δ̃μ
@@ -82,7 +81,7 @@ def vogn_update(
 
 
 def _denominator(s: Tensor, delta: float | Tensor, gamma: float) -> Tensor:
-    """The sum s + δ̃ + γ."""
+    """Return the sum s + δ̃ + γ."""
     return s + (delta + gamma) if isinstance(delta, float) else (s + delta).add_(gamma)
 
 
@@ -92,9 +91,9 @@ def _denominator(s: Tensor, delta: float | Tensor, gamma: float) -> Tensor:
     paper="Osawa et al. 2019",
 )  # fmt: skip
 class VOGN(WeightOptimizer):
-    """Variational online Gauss-Newton: a Gaussian over every weight, trained at about the price of Adam.
+    """Variational online Gauss-Newton: a Gaussian over every weight, trained at about the cost of Adam.
 
-    Replace the optimiser line of a training loop and pass `step` a closure; everything else stays:
+    Replace the optimiser line of a training loop and pass `step` a closure; the rest stays the same:
 
         optimizer = tb.VOGN(model, lr=1e-3, train_size=len(train_set))
         for x, y in loader:
@@ -111,29 +110,29 @@ class VOGN(WeightOptimizer):
     `prior / train_size`.
 
     Args:
-        model: The network. Outside of `sampled()` it has the mean weights.
-        lr: The learning rate α; if None, 0.01·√(γ + δ/(ρ·`train_size`)), with which no weight moves by more
-            than about 0.005 times its normalised gradient in a step.
-        train_size: The number of training examples N.
-        prior: The Gaussian prior of every weight except norm layers': the precision δ of N(0, 1/δ), or a
-            `GaussianPrior` with mean and precision of its own for every weight; for continual learning, the
-            last task's posterior (`GaussianPrior.from_posterior`).
-        temperature: τ; below 1 the posterior is sharper than Bayes' rule has it.
-        initial_temperature: τ of the first step; a tenth of `temperature` if None.
-        temperature_steps: The steps in which τ changes linearly to `temperature`: one epoch if None, by the
-            examples of the first step; 0 for none.
-        mc_samples: The draws K per step.
-        damping: γ, added to the precision: it keeps steps and noise finite where the data say nothing.
-            150/(ρ·`train_size`) if None, which holds the standard deviation of a weight at 0.08 or less; the
-            paper's settings have Nγ from 50 (LeNet-5) to 640 (ImageNet).
-        betas: The momentum's decay β1 and the weight β2 of the *new* curvature.
-        initial_precision: s at the start. If None, the first step is taken at the mean, without noise,
+        model: The network. Outside `sampled()` it has the mean weights.
+        lr: Learning rate α; if None, 0.01·√(γ + δ/(ρ·`train_size`)), with which no weight moves by more than
+            about 0.005 times its normalised gradient in a step.
+        train_size: Number N of training examples.
+        prior: Gaussian prior of every weight outside norm layers: the precision δ of N(0, 1/δ), or a
+            `GaussianPrior`, which may have a mean and precision per weight; for continual learning, the last
+            task's posterior (`GaussianPrior.from_posterior`).
+        temperature: Temperature τ; below 1 the posterior is sharper than Bayes' rule gives.
+        initial_temperature: Temperature τ of the first step; a tenth of `temperature` if None.
+        temperature_steps: Number of steps over which τ changes linearly to `temperature`; if None, one epoch
+            (estimated from the first batch); 0 for no warm-up.
+        mc_samples: Draws K per step.
+        damping: Damping γ, added to the precision: it keeps steps and noise finite where the data say
+            nothing. 150/(ρ·`train_size`) if None, which keeps the standard deviation of a weight at 0.08 or
+            less; in the paper's settings Nγ ranges from 50 (LeNet-5) to 640 (ImageNet).
+        betas: Decay β1 of the momentum and weight β2 of the *new* curvature.
+        initial_precision: Initial value of s. If None, the first step is taken at the mean, without noise,
             and sets s to that batch's curvature.
-        augmentation: ρ: how many times more data an augmented training set is worth.
-        momentum_correction: Where a scheduler lowers the rate, multiply the momentum by the same factor
-            once, so that old gradients do not outweigh new ones.
-        params: Parameters of the model, or groups of them; all trainable ones if None.
-        generator: Where the noise comes from. Its state is saved with the optimiser's.
+        augmentation: Factor ρ by which data augmentation enlarges the training set.
+        momentum_correction: When a scheduler lowers the rate, scale the momentum by the same factor once, so
+            that old gradients do not outweigh new ones.
+        params: Parameters or parameter groups of the model; all trainable ones if None.
+        generator: Source of the noise; its state is saved with the optimiser's.
 
     Example:
         >>> import torch, torchbayes as tb
@@ -156,24 +155,14 @@ class VOGN(WeightOptimizer):
     watches_examples = True
 
     def __init__(
-        self,
-        model: nn.Module,
-        lr: float | None = None,
-        *,
-        train_size: int,
-        prior: Prior | float = 1.0,
-        temperature: float = 1.0,
-        initial_temperature: float | None = None,
-        temperature_steps: int | None = None,
-        mc_samples: int = 1,
-        damping: float | None = None,
-        betas: tuple[float, float] = (0.9, 0.1),
-        initial_precision: float | None = None,
-        augmentation: float = 1.0,
-        momentum_correction: bool = False,
-        params: Iterable[Any] | None = None,
+        self, model: nn.Module, lr: float | None = None, *, train_size: int,
+        prior: Prior | float = 1.0, temperature: float = 1.0,
+        initial_temperature: float | None = None, temperature_steps: int | None = None,
+        mc_samples: int = 1, damping: float | None = None, betas: tuple[float, float] = (0.9, 0.1),
+        initial_precision: float | None = None, augmentation: float = 1.0,
+        momentum_correction: bool = False, params: Iterable[Any] | None = None,
         generator: torch.Generator | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         belief = gaussian_prior(prior)
         check_number("temperature", temperature, above=True)
         check_number("augmentation", augmentation, above=True)
@@ -197,23 +186,17 @@ class VOGN(WeightOptimizer):
                 "give one of them a value above 0"
             )
         defaults = {
-            "lr": lr,
-            "train_size": train_size,
-            "temperature": temperature,
-            "initial_temperature": start,
-            "temperature_steps": temperature_steps,
-            "damping": damping,
-            "betas": betas,
-            "initial_precision": initial_precision,
-            "augmentation": augmentation,
-            "momentum_correction": momentum_correction,
+            "lr": lr, "train_size": train_size, "temperature": temperature,
+            "initial_temperature": start, "temperature_steps": temperature_steps,
+            "damping": damping, "betas": betas, "initial_precision": initial_precision,
+            "augmentation": augmentation, "momentum_correction": momentum_correction,
             "last_lr": None,
-        }
+        }  # fmt: skip
         super().__init__(
             model, params, defaults, mc_samples=mc_samples, generator=generator, prior=belief
         )
 
-    # The scalars of Algorithm 1, from a group's options.
+    # The scalars of Algorithm 1 from a group's options.
 
     def _tau(self, group: dict[str, Any]) -> float:
         start, steps = group["initial_temperature"], group["temperature_steps"]
@@ -227,19 +210,10 @@ class VOGN(WeightOptimizer):
     def _n(self, group: dict[str, Any]) -> float:
         return float(group["augmentation"] * group["train_size"])
 
-    def _delta(self, group: dict[str, Any], fixed: bool) -> float:
-        """δ̃ = τδ/N, where it is the same for all weights."""
-        return 0.0 if fixed else float(group["prior"] * self._tau(group) / self._n(group))
-
-    def _own_prior(
-        self, group: dict[str, Any], params: Sequence[Tensor], fixed: bool
-    ) -> list[list[Tensor]]:
-        """δ̃ and the prior's mean of every weight, if the prior is one for every weight."""
-        if fixed or self.prior is None:
-            return []
-        ratio = self._tau(group) / self._n(group)
-        moments = [self._prior_of(p) for p in params]
-        return [[ratio * precision for _, precision in moments], [mean for mean, _ in moments]]
+    def _relative(self, group: dict[str, Any], precision: Any) -> Any:
+        """Return δ̃ = τδ/N."""
+        tau, n = self._tau(group), self._n(group)
+        return tau / n * precision if isinstance(precision, Tensor) else precision * tau / n
 
     def _beta1(self, group: dict[str, Any]) -> float:
         last = group["last_lr"]
@@ -256,18 +230,12 @@ class VOGN(WeightOptimizer):
             if id(p) not in self._fixed and (known or "precision" in self.state[p])
         ]  # fmt: skip
 
-    def _precisions(self, group: dict[str, Any], params: Sequence[Tensor]) -> list[Tensor]:
-        start = group["initial_precision"]
-        fresh = [p for p in params if "precision" not in self.state[p]]
-        self._new_state(fresh, momentum=0.0, precision=0.0 if start is None else start)
-        return [self.state[p]["precision"] for p in params]
-
     def _perturb(self, group: dict[str, Any], params: list[Tensor], draws: list[Tensor]) -> None:
-        own = self._own_prior(group, params, False)
+        precisions = self._state_of("precision", params, group["initial_precision"] or 0.0)
         self._workspace.apply(
-            vogn_draw, [draws], [params, self._precisions(group, params)], self.generator,
-            eta_in=0, delta=own[0] if own else self._delta(group, False),
-            gamma=group["damping"], tau=self._tau(group), n=self._n(group),
+            vogn_draw, [draws], [params, precisions], self.generator, eta_in=0,
+            delta=self._prior_terms(group, params)[0], gamma=group["damping"],
+            tau=self._tau(group), n=self._n(group),
         )  # fmt: skip
 
     # Updating.
@@ -275,7 +243,7 @@ class VOGN(WeightOptimizer):
     def _statistics(self) -> Statistics:
         assert self._capture is not None
         result = Statistics()
-        # A GradScaler that worked inside the block has unscaled the gradients but not their squares.
+        # A GradScaler used inside the block has unscaled the gradients but not their squares.
         scale = 1.0 if self._scaler_seen is None else self._scaler_seen
         for p in self._parameters():
             if p.grad is None or not p.requires_grad:
@@ -296,7 +264,7 @@ class VOGN(WeightOptimizer):
     def _update_group(
         self, group: dict[str, Any], candidates: Sequence[Tensor], statistics: Statistics
     ) -> None:
-        """Update the given parameters of a group, as far as they have gradients."""
+        """Update those of the given parameters of a group that have gradients."""
         bundles: dict[tuple[bool, bool, torch.dtype], list[Tensor]] = {}
         for p in candidates:
             if statistics.has("gradient", p):
@@ -306,52 +274,32 @@ class VOGN(WeightOptimizer):
             self._update_bundle(group, params, fixed, first, statistics)
 
     def _update_bundle(
-        self,
-        group: dict[str, Any],
-        params: list[Tensor],
-        fixed: bool,
-        first: bool,
+        self, group: dict[str, Any], params: list[Tensor], fixed: bool, first: bool,
         statistics: Statistics,
-    ) -> None:
-        precisions = self._precisions(group, params)
-        squares = [self._square(p, statistics) for p in params]
+    ) -> None:  # fmt: skip
+        precisions = self._state_of("precision", params, group["initial_precision"] or 0.0)
+        # A weight with a gradient but not used on data, such as one in a penalty only, has no curvature.
+        squares = [
+            statistics.tensors["square", id(p)]
+            if statistics.has("square", p)
+            else torch.zeros_like(p, requires_grad=False)
+            for p in params
+        ]
         known = (statistics.factor("square", p) for p in params if statistics.has("square", p))
-        factor = next(known, 1.0)  # the same for all: they are of the same examples
-        own = self._own_prior(group, params, fixed)
+        factor = next(known, 1.0)  # the same for all, because they come from the same examples
+        delta, prior_mean = self._prior_terms(group, params, fixed=fixed)
         self._workspace.apply(
             vogn_update,
             [params, [self.state[p]["momentum"] for p in params], precisions],
             [[statistics.value("gradient", p) for p in params], squares],
             alpha=group["lr"], beta1=self._beta1(group),
             beta2=1.0 if first else group["betas"][1],  # without a start, s is the first ĥ
-            delta=own[0] if own else self._delta(group, fixed), gamma=group["damping"],
-            prior_mean=own[1] if own else 0.0, h_factor=factor,
+            delta=delta, gamma=group["damping"], prior_mean=prior_mean, h_factor=factor,
         )  # fmt: skip
         for p in params:
             self.state[p]["step"] += 1
 
-    def _square(self, p: Tensor, statistics: Statistics) -> Tensor:
-        if statistics.has("square", p):
-            return statistics.tensors["square", id(p)]
-        # A weight with a gradient but no use on data, such as one in a penalty only, has no curvature.
-        return torch.zeros_like(p, requires_grad=False)
-
-    def _std(self) -> Weights:
-        """The standard deviations of the random weights."""
-        result: Weights = {}
-        for group in self.param_groups:
-            scale = self._tau(group) / self._n(group)
-            for p in group["params"]:
-                if not p.requires_grad or id(p) in self._fixed:
-                    continue
-                start = group["initial_precision"]
-                s = self.state[p].get("precision", 0.0 if start is None else start)
-                own = self._own_prior(group, [p], False)
-                u = s + (own[0][0] if own else self._delta(group, False)) + group["damping"]
-                result[self._names[id(p)]] = torch.full_like(p, scale).div_(u).sqrt_().detach()
-        return result
-
-    @torch.no_grad()
-    def posterior(self) -> Posterior:
-        """The Gaussian of every weight; norm layers' scales and shifts are deterministic."""
-        return Gaussian(self._mean_weights(), self._std(), model_name=type(self.model).__name__)
+    def _spread(self, group: dict[str, Any], p: Tensor) -> tuple[float, Tensor | float]:
+        s = self.state[p].get("precision", group["initial_precision"] or 0.0)
+        u = s + self._delta(group, p) + group["damping"]
+        return self._tau(group) / self._n(group), u

@@ -1,8 +1,8 @@
-"""What a method has learned about the weights, in one of a few shapes that everything downstream shares.
+"""What a method has learned about the weights, in one of a few forms that everything downstream shares.
 
-A `Posterior` is the waist of the library: every method ends in one, and predictions, metrics and reports
-start from one without knowing which method made it. A draw is a plain dictionary from the names of
-`model.state_dict()` to tensors, ready for `torch.func.functional_call`.
+A `Posterior` is the narrow waist of the library: every method produces one, and predictions, metrics and
+reports start from one without knowing which method produced it. A draw is a plain dictionary from the names
+of `model.state_dict()` to tensors, ready for `torch.func.functional_call`.
 
 Files are safetensors with a JSON header. Reading one never unpickles and never runs code.
 """

@@ -1,25 +1,25 @@
 """The posterior of Monte-Carlo dropout: weights, and the masks that are drawn with them.
 
-One mask serves all examples, so that a draw is one function of the input. For a single example its
+All examples share one mask, so that a draw is one function of the input. For a single example its
 distribution is the same as that of masks drawn per example.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from torchbayes.posterior.posterior import Posterior, Weights
+from torchbayes.posterior.posterior import StoredPosterior, Weights
 
 __all__ = ["DropoutPosterior", "check_share", "dropped_layers", "hooked"]
 
 _SEED = "dropout.seed"
-_Drop = Callable[[Tensor, int], Tensor]  # outputs and the dimension that counts the examples
+_Drop = Callable[[Tensor, int], Tensor]  # outputs and their batch dimension
 _LAYERS = (nn.Linear, _ConvNd, nn.RNNBase)
 
 
@@ -43,7 +43,7 @@ def dropped_layers(model: nn.Module, layers: Sequence[str] | None) -> list[str]:
 
 
 def check_share(p: float) -> float:
-    """Return `p` if it can be a probability of dropping."""
+    """Return `p` if it is a valid probability of dropping."""
     if not 0 < p < 1:
         raise ValueError(f"p is {p:g}: expected the share of activations to drop, between 0 and 1")
     return p
@@ -51,49 +51,40 @@ def check_share(p: float) -> float:
 
 @contextmanager
 def hooked(model: nn.Module, layers: Sequence[str], drop: _Drop) -> Iterator[None]:
-    """Pass the outputs of the named modules through `drop` inside the block; no trace is left."""
-    modules = dict(model.named_modules())
-    handles = []
+    """Pass the outputs of the named modules through `drop` inside the block; remove the hooks after it."""
 
     def hook(module: nn.Module, _inputs: Any, outputs: Any) -> Any:
-        if isinstance(module, nn.RNNBase):  # gives its outputs and its last state
+        if isinstance(module, nn.RNNBase):  # returns its outputs and its last state
             return drop(outputs[0], 0 if module.batch_first else 1), *outputs[1:]
         return drop(outputs, 0)
 
-    try:
+    with ExitStack() as hooks:
         for name in layers:
-            handles.append(modules[name].register_forward_hook(hook))
+            hooks.enter_context(model.get_submodule(name).register_forward_hook(hook))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
-class DropoutPosterior(Posterior):
-    """Trained weights and the dropout that was on while they were trained.
+class DropoutPosterior(StoredPosterior):
+    """Trained weights and the dropout that was active while they were trained.
 
     Args:
         weights: The weights.
-        p: The probability that an activation is dropped.
+        p: Probability that an activation is dropped.
         layers: The modules whose outputs are dropped.
-        model_name: The class name of the model they are of.
+        model_name: The class name of their model.
     """
 
     kind = "dropout"
-    vmappable = False  # the seed of the masks has to be a number
+    vmappable = False  # the seed of the masks must be a number
 
     def __init__(
         self, weights: Weights, p: float, layers: Sequence[str], *, model_name: str = ""
     ) -> None:
-        self._weights = {name: tensor.detach().clone() for name, tensor in weights.items()}
-        self.p, self.layers, self.model_name = check_share(p), list(layers), model_name
-
-    def mean(self) -> Weights:
-        """The weights, to be used without dropout."""
-        return {name: tensor.clone() for name, tensor in self._weights.items()}
+        super().__init__(weights, model_name)
+        self.p, self.layers = check_share(p), list(layers)
 
     def sample(self, generator: torch.Generator | None = None) -> Weights:
-        """The weights and, under the key `dropout.seed`, the seed of the draw's masks."""
+        """Return the weights and, under the key `dropout.seed`, the seed of the draw's masks."""
         device = "cpu" if generator is None else generator.device
         seed = torch.randint(2**62, (), generator=generator, device=device)
         return self.mean() | {_SEED: seed}
@@ -109,7 +100,7 @@ class DropoutPosterior(Posterior):
             nonlocal generator
             if generator is None:
                 generator = torch.Generator(outputs.device).manual_seed(int(draw[_SEED]))
-            # Filled in one order whatever the outputs' memory format is, or pieces of a batch could differ.
+            # Filled in one order whatever the outputs' memory format, so that pieces of a batch agree.
             one = outputs.narrow(examples, 0, 1)
             mask = torch.empty_like(one, memory_format=torch.contiguous_format)
             mask.bernoulli_(1 - self.p, generator=generator)
@@ -119,15 +110,9 @@ class DropoutPosterior(Posterior):
             return super().call(model, weights, *args, **kwargs)
 
     def check(self, model: nn.Module) -> None:
-        """Raise a `ValueError` that names the first weight or layer that `model` does not have."""
+        """Raise a `ValueError` that names the first weight or layer that `model` lacks."""
         super().check(model)
         dropped_layers(model, self.layers)
-
-    def _shapes(self) -> dict[str, tuple[int, ...]]:
-        return {name: tuple(tensor.shape) for name, tensor in self._weights.items()}
-
-    def _file_tensors(self) -> Mapping[str, Weights]:
-        return {"mean": self._weights}
 
     def _file_settings(self) -> dict[str, Any]:
         return {"p": self.p, "layers": self.layers}

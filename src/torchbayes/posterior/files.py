@@ -14,7 +14,7 @@ __all__ = ["load"]
 
 
 def load(path: str | Path, model: nn.Module | None = None) -> Posterior:
-    """Read a posterior that `save` wrote.
+    """Read a posterior written by `save`.
 
     Args:
         path: The file, or the folder of a `Samples` bank.

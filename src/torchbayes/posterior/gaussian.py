@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from torchbayes.core.noise import gaussians_, normal_
-from torchbayes.posterior.posterior import Posterior, Weights, copied, lent
+from torchbayes.posterior.posterior import StoredPosterior, Weights, copied, lent
 
 __all__ = ["Gaussian", "LowRankGaussian"]
 
 
 def _empty_like(tensor: Tensor) -> Tensor:
-    # With the usual order of entries, whatever the tensor's, so that a draw depends on the numbers alone.
+    # Contiguous, whatever the tensor's memory format, so that a draw depends on the numbers alone.
     return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
 
 
@@ -35,20 +35,21 @@ def _check_std(mean: Weights, std: Weights) -> None:
                 f"std of {name!r} is given but the weight is of type {mean[name].dtype}, its std of "
                 f"{value.dtype}: only real numbers can be drawn, so leave it out of std"
             )
-        if not bool(((value >= 0) & (value < torch.inf)).all()):
-            odd = value[~((value >= 0) & (value < torch.inf))][0].item()
+        odd = value[~((value >= 0) & (value < torch.inf))]
+        if odd.numel():
             raise ValueError(
-                f"std of {name!r} has the entry {odd:g}: standard deviations are finite and at least 0"
+                f"std of {name!r} has the entry {odd[0].item():g}: standard deviations are finite and at "
+                "least 0"
             )
 
 
-class Gaussian(Posterior):
+class Gaussian(StoredPosterior):
     """An independent Gaussian for every weight.
 
     Args:
         mean: The means, and buffers if the draws share some.
         std: The standard deviations. A weight that is not named here is deterministic.
-        model_name: The class name of the model they are of.
+        model_name: The class name of their model.
 
     Example:
         >>> import torch, torchbayes as tb
@@ -61,17 +62,12 @@ class Gaussian(Posterior):
 
     def __init__(self, mean: Weights, std: Weights, *, model_name: str = "") -> None:
         _check_std(mean, std)
-        self._mean = copied(mean)
+        super().__init__(mean, model_name)
         self._std = copied(std)
-        self.model_name = model_name
-
-    def mean(self) -> Weights:
-        """The means."""
-        return {name: tensor.clone() for name, tensor in self._mean.items()}
 
     def std(self) -> Weights:
-        """The standard deviations of the weights that have one."""
-        return {name: tensor.clone() for name, tensor in self._std.items()}
+        """Return the standard deviations of the weights that have one."""
+        return copied(self._std)
 
     def sample(self, generator: torch.Generator | None = None) -> Weights:
         """Draw mean + std · ε."""
@@ -92,7 +88,7 @@ class Gaussian(Posterior):
     def _lent(
         self, count: int, generator: torch.Generator | None, *, reuse: bool
     ) -> Iterator[Weights]:
-        if type(self) is not Gaussian or not reuse:  # a subclass may draw in another way
+        if type(self) is not Gaussian or not reuse:  # a subclass may draw differently
             yield from self.draws(count, generator)
             return
         draw = self.sample(generator)
@@ -100,9 +96,6 @@ class Gaussian(Posterior):
         for _ in range(count - 1):
             self._fill(draw, generator)
             yield lent(draw)
-
-    def _shapes(self) -> dict[str, tuple[int, ...]]:
-        return {name: tuple(tensor.shape) for name, tensor in self._mean.items()}
 
     def _file_tensors(self) -> Mapping[str, Weights]:
         return {"mean": self._mean, "std": self._std}
@@ -112,15 +105,15 @@ class Gaussian(Posterior):
         return cls(groups["mean"], groups.get("std", {}))
 
 
-class LowRankGaussian(Posterior):
-    """A Gaussian with covariance diag(std²) + D Dᵀ, where D has a few columns.
+class LowRankGaussian(StoredPosterior):
+    """A Gaussian with covariance diag(std²) + D Dᵀ, where D has few columns.
 
     Args:
         mean: The means, and buffers if the draws share some.
-        std: The diagonal part's standard deviations; a weight that is not named has none.
+        std: The standard deviations of the diagonal part; a weight that is not named has none.
         factors: For each weight a tensor of shape (rank, *weight.shape): the columns of D, already
             scaled. One set of `rank` normal numbers moves all weights together.
-        model_name: The class name of the model they are of.
+        model_name: The class name of their model.
 
     Example:
         >>> import torch, torchbayes as tb
@@ -145,18 +138,12 @@ class LowRankGaussian(Posterior):
         ranks = {factor.shape[0] for factor in factors.values()}
         if len(ranks) > 1:
             raise ValueError(f"factors have ranks {sorted(ranks)}: give every weight the same rank")
-        self._mean = copied(mean)
-        self._std = copied(std)
-        self._factors = copied(factors)
+        super().__init__(mean, model_name)
+        self._std, self._factors = copied(std), copied(factors)
         self.rank = ranks.pop() if ranks else 0
-        self.model_name = model_name
-
-    def mean(self) -> Weights:
-        """The means."""
-        return {name: tensor.clone() for name, tensor in self._mean.items()}
 
     def std(self) -> Weights:
-        """The marginal standard deviations: the root of the covariance's diagonal."""
+        """Return the marginal standard deviations: the root of the covariance's diagonal."""
         result: Weights = {}
         for name in self._mean:
             if name not in self._std and name not in self._factors:
@@ -181,13 +168,9 @@ class LowRankGaussian(Posterior):
             if factor is not None:
                 if coefficients is None:
                     coefficients = normal_(factor.new_empty(self.rank), generator)
-                zeta = coefficients.to(factor)
-                value += torch.tensordot(zeta, factor, dims=1)
+                value += torch.tensordot(coefficients.to(factor), factor, dims=1)
             draw[name] = value
         return draw
-
-    def _shapes(self) -> dict[str, tuple[int, ...]]:
-        return {name: tuple(tensor.shape) for name, tensor in self._mean.items()}
 
     def _file_tensors(self) -> Mapping[str, Weights]:
         return {"mean": self._mean, "std": self._std, "factors": self._factors}

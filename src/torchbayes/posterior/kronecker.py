@@ -9,19 +9,19 @@ import torch
 from torch import Tensor
 
 from torchbayes.core.noise import normal_
-from torchbayes.posterior.posterior import Posterior, Weights
+from torchbayes.posterior.posterior import StoredPosterior, Weights, copied
 
 __all__ = ["KroneckerGaussian", "as_matrix", "set_matrix"]
 
 
-def as_matrix(weight: Tensor, bias: Tensor | None) -> Tensor:
-    """A layer's weight as a matrix of one row per output, with the bias as its last column; a copy."""
+def as_matrix(weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Copy a layer's weight to a matrix of one row per output, with the bias as its last column."""
     rows = weight.reshape(len(weight), -1)
     return rows.clone() if bias is None else torch.cat([rows, bias.unsqueeze(1)], 1)
 
 
-def set_matrix(matrix: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    """The reverse: write a matrix to a weight and a bias."""
+def set_matrix(matrix: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
+    """Write such a matrix back to a weight and a bias."""
     size = weight[0].numel()
     weight.copy_(matrix[:, :size].reshape(weight.shape))
     if bias is not None:
@@ -32,20 +32,20 @@ def _plain(tensor: Tensor) -> Tensor:
     return tensor.detach().clone(memory_format=torch.contiguous_format)
 
 
-class KroneckerGaussian(Posterior):
+class KroneckerGaussian(StoredPosterior):
     """A matrix Gaussian for every layer, W = M + L_G E L_Aᵀ with standard normal E.
 
-    G. Zhang et al., Noisy Natural Gradient as Variational Inference, ICML 2018. Rows of W are a layer's
-    outputs; columns its inputs and, where it has one, its bias. The layers are independent of each other,
-    and weights that are in no layer have independent Gaussians.
+    G. Zhang et al., Noisy Natural Gradient as Variational Inference, ICML 2018. The rows of W are a layer's
+    outputs; the columns its inputs and, if it has one, its bias. The layers are independent of each other,
+    and weights outside these layers have independent Gaussians.
 
     Args:
         mean: The means, and buffers if the draws share some.
-        outputs: L_G by the layer's weight name, with the scale of the whole distribution in it.
+        outputs: L_G by the layer's weight name, including the scale of the whole distribution.
         inputs: L_A by the layer's weight name.
-        biases: The name of the bias that is the last column, by weight name, where there is one.
-        std: The standard deviations of independent weights. One that is named nowhere is deterministic.
-        model_name: The class name of the model they are of.
+        biases: The name of the bias in the last column, by weight name, for layers with a bias.
+        std: The standard deviations of independent weights. A weight that is named nowhere is deterministic.
+        model_name: The class name of their model.
 
     Example:
         >>> import torch, torchbayes as tb
@@ -59,22 +59,14 @@ class KroneckerGaussian(Posterior):
     kind = "kronecker-gaussian"
 
     def __init__(
-        self,
-        mean: Weights,
-        outputs: Weights,
-        inputs: Weights,
-        biases: Mapping[str, str] | None = None,
-        std: Weights | None = None,
-        *,
-        model_name: str = "",
-    ) -> None:
-        self._mean = {name: tensor.detach() for name, tensor in mean.items()}
+        self, mean: Weights, outputs: Weights, inputs: Weights,
+        biases: Mapping[str, str] | None = None, std: Weights | None = None, *, model_name: str = "",
+    ) -> None:  # fmt: skip
+        super().__init__(mean, model_name)
         # Copies in torch's own order and alignment: a product's last bit may depend on either.
         self._outputs = {name: _plain(tensor) for name, tensor in outputs.items()}
         self._inputs = {name: _plain(tensor) for name, tensor in inputs.items()}
-        self._biases = {} if biases is None else dict(biases)
-        self._std = {} if std is None else {name: tensor.detach() for name, tensor in std.items()}
-        self.model_name = model_name
+        self._biases, self._std = dict(biases or {}), copied(std or {})
         if self._outputs.keys() != self._inputs.keys():
             odd = sorted(self._outputs.keys() ^ self._inputs.keys())[0]
             raise ValueError(
@@ -93,13 +85,9 @@ class KroneckerGaussian(Posterior):
                     f"outputs and ({columns}, {columns}) for its inputs"
                 )
 
-    def mean(self) -> Weights:
-        """The means."""
-        return {name: tensor.clone() for name, tensor in self._mean.items()}
-
     def std(self) -> Weights:
-        """The marginal standard deviations of the weights that have one."""
-        result = {name: tensor.clone() for name, tensor in self._std.items()}
+        """Return the marginal standard deviations of the weights that have one."""
+        result = copied(self._std)
         for name, outputs in self._outputs.items():
             rows = outputs.square().sum(1, keepdim=True)
             matrix = (rows * self._inputs[name].square().sum(1)).sqrt()
@@ -114,17 +102,17 @@ class KroneckerGaussian(Posterior):
         for name, outputs in self._outputs.items():
             inputs = self._inputs[name]
             noise = normal_(outputs.new_empty(len(outputs), len(inputs)), generator)
-            bias = self._biases.get(name)
-            centre = as_matrix(self._mean[name], None if bias is None else self._mean[bias])
+            centre = as_matrix(*(self._mean[n] for n in self._layer(name)))
             self._write(draw, name, centre + outputs @ noise @ inputs.t())
         return draw
 
+    def _layer(self, name: str) -> list[str]:
+        return [name, self._biases[name]] if name in self._biases else [name]
+
     def _write(self, weights: Weights, name: str, matrix: Tensor) -> None:
-        bias = self._biases.get(name)
-        weights[name] = torch.empty_like(self._mean[name])
-        if bias is not None:
-            weights[bias] = torch.empty_like(self._mean[bias])
-        set_matrix(matrix, weights[name], None if bias is None else weights[bias])
+        own = {n: torch.empty_like(self._mean[n]) for n in self._layer(name)}
+        set_matrix(matrix, *own.values())
+        weights |= own
 
     def _file_tensors(self) -> Mapping[str, Weights]:
         return {

@@ -1,6 +1,6 @@
 """The distributions p(z) of a hypernetwork's input noise (Ukai et al. 2019, section 4.2).
 
-A latent is any function of a size and a generator that gives a vector of that size. The paper's four
+A latent is any function of a size and a generator that returns a vector of that size. The paper's four
 have names here, so that a posterior that uses one of them can be saved.
 """
 
@@ -21,7 +21,7 @@ def _device(generator: torch.Generator | None) -> torch.device:
 
 
 def normal(size: int, generator: torch.Generator | None = None) -> Tensor:
-    """N(0, 1): the paper's choice where several draws are averaged.
+    """Draw from N(0, 1): the paper's choice for averaging several draws.
 
     Example:
         >>> normal(32).shape
@@ -31,17 +31,17 @@ def normal(size: int, generator: torch.Generator | None = None) -> Tensor:
 
 
 def uniform(size: int, generator: torch.Generator | None = None) -> Tensor:
-    """U(−1, 1)."""
+    """Draw from U(−1, 1)."""
     return uniform_positive(size, generator) * 2 - 1
 
 
 def uniform_positive(size: int, generator: torch.Generator | None = None) -> Tensor:
-    """U(0, 1): the paper's choice for a single draw, with little diversity between draws."""
+    """Draw from U(0, 1): the paper's choice for a single draw, with little diversity between draws."""
     return torch.rand(size, generator=generator, device=_device(generator))
 
 
 def half_normal(size: int, generator: torch.Generator | None = None) -> Tensor:
-    """|N(0, 1)|."""
+    """Draw from |N(0, 1)|."""
     return normal(size, generator).abs()
 
 

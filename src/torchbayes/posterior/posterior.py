@@ -1,4 +1,4 @@
-"""The contract that every posterior keeps, and how weights are copied out of a network."""
+"""The interface of every posterior, and copying weights out of a network."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from torchbayes.core.storage import write_tensors
 
-__all__ = ["Posterior", "Weights", "Wrapper", "copied", "lent", "snapshot"]
+__all__ = ["Posterior", "StoredPosterior", "Weights", "Wrapper", "copied", "lent", "snapshot"]
 
 Weights = dict[str, Tensor]
 
@@ -24,12 +24,12 @@ def snapshot(model: nn.Module) -> Weights:
 
 
 def copied(weights: Mapping[str, Tensor]) -> Weights:
-    """Weights that later training steps of the model they came from do not change."""
+    """Return weights that later training steps of the model they came from do not change."""
     return {name: tensor.detach().clone() for name, tensor in weights.items()}
 
 
 def lent(weights: Mapping[str, Tensor]) -> Weights:
-    """The same memory under new tensors, so that a reader who gives one other `data` keeps it to itself."""
+    """Return new tensors on the same memory, so that a reader may replace their `data` harmlessly."""
     return {name: tensor.detach() for name, tensor in weights.items()}
 
 
@@ -59,28 +59,29 @@ class Posterior(ABC):
     kind: ClassVar[str] = ""
     kinds: ClassVar[dict[str, type[Posterior]]] = {}
     vmappable: bool = True
-    _lends_own: ClassVar[bool] = (
-        False  # whether writing to what `_lent` gives would change the posterior
-    )
+    # Whether writing to the draws of `_lent` would change the posterior.
+    _lends_own: ClassVar[bool] = False
     model_name: str = ""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if "kind" in cls.__dict__:  # a subclass that only inherits its kind does not take its place
+        if (
+            "kind" in cls.__dict__
+        ):  # a subclass that only inherits its kind does not replace its base
             Posterior.kinds[cls.kind] = cls
 
     @abstractmethod
     def mean(self) -> Weights:
-        """The mean weights, as new tensors."""
+        """Return the mean weights, as new tensors."""
 
     @abstractmethod
     def sample(self, generator: torch.Generator | None = None) -> Weights:
-        """One draw of the weights, as new tensors."""
+        """Return one draw of the weights, as new tensors."""
 
     def draws(self, count: int, generator: torch.Generator | None = None) -> Iterator[Weights]:
-        """At most `count` draws to average over.
+        """Yield at most `count` draws to average over.
 
-        A posterior with finitely many members gives each of them once rather than some of them twice.
+        A posterior with finitely many members yields each of them once rather than some of them twice.
         """
         for _ in range(count):
             yield self.sample(generator)
@@ -88,17 +89,11 @@ class Posterior(ABC):
     def _lent(
         self, count: int, generator: torch.Generator | None, *, reuse: bool
     ) -> Iterator[Weights]:
-        """The same as `draws`, for a reader who needs no copies of his own.
-
-        Args:
-            count: See `draws`.
-            generator: See `draws`.
-            reuse: Whether a draw may take the memory of the one before.
-        """
+        """Like `draws`, but may yield views of the posterior, and with `reuse` overwrite the last draw."""
         return self.draws(count, generator)
 
     def call(self, model: nn.Module, draw: Weights, *args: Any, **kwargs: Any) -> Any:
-        """Run `model` under one draw, leaving the model's own weights alone."""
+        """Run `model` under one draw without changing the model's own weights."""
         return torch.func.functional_call(model, draw, args, kwargs)
 
     def check(self, model: nn.Module) -> None:
@@ -138,22 +133,22 @@ class Posterior(ABC):
 
     @abstractmethod
     def _file_tensors(self) -> Mapping[str, Weights]:
-        """The tensors to save, by group."""
+        """Return the tensors to save, by group."""
 
     def _file_settings(self) -> dict[str, Any]:
-        """JSON-able settings to save."""
+        """Return the settings to save, as JSON can hold them."""
         return {}
 
     @classmethod
     @abstractmethod
     def _from_file(cls, groups: dict[str, Weights], settings: dict[str, Any]) -> Posterior:
-        """The posterior that `_file_tensors` and `_file_settings` described."""
+        """Return the posterior that `_file_tensors` and `_file_settings` described."""
 
     def save(self, path: str | Path) -> None:
         """Write the posterior to `path`, whole or not at all.
 
         Args:
-            path: The file to write, by custom `posterior.safetensors`.
+            path: The file to write, by convention `posterior.safetensors`.
         """
         tensors = {
             f"{group}/{name}": tensor
@@ -161,13 +156,32 @@ class Posterior(ABC):
             for name, tensor in weights.items()
         }
         write_tensors(
-            Path(path),
-            tensors,
-            kind=self.kind,
-            model_name=self.model_name,
+            Path(path), tensors, kind=self.kind, model_name=self.model_name,
             settings=self._file_settings(),
-        )
+        )  # fmt: skip
 
     def __repr__(self) -> str:
-        count = sum(tensor.numel() for tensor in self.mean().values())
+        count = sum(torch.Size(shape).numel() for shape in self._shapes().values())
         return f"{type(self).__name__}({count:,} weights of {self.model_name or 'a model'})"
+
+
+class StoredPosterior(Posterior):
+    """A posterior that holds its mean weights.
+
+    Args:
+        mean: The mean weights, and buffers if the draws share some.
+        model_name: The class name of their model.
+    """
+
+    def __init__(self, mean: Weights, model_name: str) -> None:
+        self._mean, self.model_name = copied(mean), model_name
+
+    def mean(self) -> Weights:
+        """Return the mean weights."""
+        return copied(self._mean)
+
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(tensor.shape) for name, tensor in self._mean.items()}
+
+    def _file_tensors(self) -> Mapping[str, Weights]:
+        return {"mean": self._mean}

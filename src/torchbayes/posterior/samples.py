@@ -23,7 +23,7 @@ class Samples(Posterior):
     """A bank of weight snapshots: the members of an ensemble or the states of a chain.
 
     Args:
-        model: The network that `append()` takes its snapshots of, with its buffers.
+        model: The network whose weights and buffers `append()` copies.
         folder: Keep the snapshots as files in this folder and read them one at a time, for banks that
             do not fit in memory. A folder that already has snapshots is continued.
 
@@ -65,11 +65,11 @@ class Samples(Posterior):
         return self.folder / f"draw-{index:06d}.safetensors"
 
     def append(self, weights: Weights | None = None, *, chain: int = 0) -> None:
-        """Add a snapshot of the model, or the given weights; of the chain with that number."""
+        """Add a snapshot of the model, or the given weights, under the number of its chain."""
         if weights is None:
             if self._model is None:
                 raise ValueError(
-                    "append() has nothing to take a snapshot of: make Samples(model) or pass weights"
+                    "append() has no model to take a snapshot of: create Samples(model) or pass weights"
                 )
             weights = snapshot(self._model)
         self._check_like_first(weights)
@@ -79,12 +79,9 @@ class Samples(Posterior):
         else:
             named = {f"mean/{name}": tensor for name, tensor in weights.items()}
             write_tensors(
-                self._file(self._count),
-                named,
-                kind=Point.kind,
-                model_name=self.model_name,
+                self._file(self._count), named, kind=Point.kind, model_name=self.model_name,
                 settings={"chain": chain},
-            )
+            )  # fmt: skip
         self._count += 1
 
     def _check_like_first(self, weights: Weights) -> None:
@@ -100,7 +97,7 @@ class Samples(Posterior):
             )
 
     def truncate(self, count: int) -> None:
-        """Forget all snapshots after the first `count`, so that a resumed run can add its own."""
+        """Drop all snapshots after the first `count`, so that a resumed run can add its own."""
         if not 0 <= count <= self._count:
             raise ValueError(f"cannot keep {count} of {self._count} snapshots")
         if self.folder is None:
@@ -114,7 +111,7 @@ class Samples(Posterior):
 
     @property
     def chains(self) -> list[int]:
-        """The number of the chain that each snapshot is of."""
+        """The chain number of each snapshot."""
         if self.folder is None:
             return list(self._memory_chains)
         headers = (read_tensors(self._file(index))[0] for index in range(self._count))
@@ -128,9 +125,9 @@ class Samples(Posterior):
             raise IndexError(f"snapshot {index} of {self._count} does not exist")
         index %= self._count
         if self.folder is None:
-            return {name: tensor.clone() for name, tensor in self._memory[index].items()}
+            return copied(self._memory[index])
         _, tensors = read_tensors(self._file(index))
-        # Copies: what is read is mapped from the file, and would change if it were written anew.
+        # Copies: the tensors are mapped from the file and would change if it were rewritten.
         return copied({name.removeprefix("mean/"): tensor for name, tensor in tensors.items()})
 
     def __iter__(self) -> Iterator[Weights]:
@@ -141,7 +138,7 @@ class Samples(Posterior):
             raise ValueError("these Samples are empty: append() at least one snapshot first")
 
     def mean(self) -> Weights:
-        """The average of the snapshots; a buffer of whole numbers is taken from the last one.
+        """Return the average of the snapshots; integer buffers are those of the last one.
 
         An average of batch-norm statistics does not belong to the averaged weights: call
         `recalibrate_batchnorm` before using it.
@@ -153,7 +150,7 @@ class Samples(Posterior):
             for name, tensor in weights.items():
                 types[name] = tensor.dtype
                 if tensor.is_floating_point() and tensor.element_size() < 4:
-                    # In half precision the later of many snapshots would be rounded away.
+                    # In half precision the contribution of later snapshots would be rounded away.
                     tensor = tensor.float()
                 if index == 0 or not tensor.is_floating_point():
                     total[name] = tensor
@@ -162,20 +159,20 @@ class Samples(Posterior):
         return {name: tensor.to(types[name]) for name, tensor in total.items()}
 
     def sample(self, generator: torch.Generator | None = None) -> Weights:
-        """One of the snapshots, each with equal chance."""
+        """Return one of the snapshots, all equally likely."""
         self._need_one()
         device = "cpu" if generator is None else generator.device
         index = torch.randint(self._count, (1,), generator=generator, device=device)
         return self[int(index)]
 
     def draws(self, count: int, generator: torch.Generator | None = None) -> Iterator[Weights]:
-        """Every snapshot once if `count` allows it, else `count` different ones."""
+        """Yield every snapshot once if `count` allows it, otherwise `count` different ones."""
         return (self[index] for index in self._chosen(count, generator))
 
     def _lent(
         self, count: int, generator: torch.Generator | None, *, reuse: bool
     ) -> Iterator[Weights]:
-        # A subclass may draw in another way; a file may be written anew.
+        # A subclass may draw differently; a file may be rewritten.
         if type(self) is not Samples or self.folder is not None:
             return self.draws(count, generator)
         return (lent(self._memory[index]) for index in self._chosen(count, generator))
@@ -196,7 +193,7 @@ class Samples(Posterior):
         return self._first_shapes
 
     def save(self, path: str | Path) -> None:
-        """Write one file, or for a bank that lives in a folder a folder of files.
+        """Write one file, or a folder of files for a bank that is kept in a folder.
 
         Args:
             path: The file or folder to write.
@@ -208,7 +205,7 @@ class Samples(Posterior):
         elif path.resolve() != self.folder.resolve():
             for old in sorted(path.glob(_DRAW_FILES)):
                 old.unlink()
-            # The first draw last: a copy that was cut short has a gap, which a reader sees.
+            # The first draw last: an interrupted copy has a gap, which a reader detects.
             for index in reversed(range(self._count)):
                 source = self._file(index)
                 with atomic_path(path / source.name) as temporary:

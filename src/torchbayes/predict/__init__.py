@@ -1,1 +1,1 @@
-"""From a posterior to predictions: the weights averaged out, the results, and batch-norm statistics."""
+"""From a posterior to predictions: averaging over the weights, the results, and batch-norm statistics."""

@@ -21,7 +21,7 @@ def recalibrate_batchnorm(model: nn.Module, weights: Weights, loader: Iterable[A
     """Re-estimate batch-norm statistics for weights that were drawn or averaged, not trained.
 
     The running mean and variance of every batch-norm layer become the averages over all batches of
-    `loader` under `weights`. Dropout is off. The model itself is not touched.
+    `loader` under `weights`. Dropout is off. The model itself is not changed.
 
     Args:
         model: The network.
@@ -29,7 +29,7 @@ def recalibrate_batchnorm(model: nn.Module, weights: Weights, loader: Iterable[A
         loader: Batches of training data: inputs, or pairs of inputs and targets.
 
     Returns:
-        `weights` with the statistics added or replaced; without batch norm, `weights` as they are.
+        `weights` with the statistics added or replaced; without batch norm, `weights` unchanged.
 
     Example:
         >>> import torch, torchbayes as tb
@@ -44,7 +44,7 @@ def recalibrate_batchnorm(model: nn.Module, weights: Weights, loader: Iterable[A
 def recalibrate_each(
     model: nn.Module, draws: Sequence[Weights], loader: Iterable[Any]
 ) -> list[Weights]:
-    """Re-estimate batch-norm statistics for each of several draws, in one pass through the data.
+    """Re-estimate batch-norm statistics for each of several draws, in one pass over the data.
 
     Args:
         model: The network.
@@ -52,7 +52,7 @@ def recalibrate_each(
         loader: Batches of training data: inputs, or pairs of inputs and targets.
 
     Returns:
-        For every draw what `recalibrate_batchnorm` gives.
+        The result of `recalibrate_batchnorm` for every draw.
     """
     if isinstance(model, Wrapper):
         model = model.model
@@ -66,7 +66,7 @@ def recalibrate_each(
         return [dict(weights) for weights in draws]
     for norm in norms.values():
         norm.reset_running_stats()
-        norm.momentum = None  # a cumulative average, every batch counting the same
+        norm.momentum = None  # a cumulative average that weights all batches equally
         norm.training = True
     device = next((p.device for p in twin.parameters()), torch.device("cpu"))
     statistics = [
@@ -92,25 +92,20 @@ def recalibrate_each(
 
 
 def recalibrated_samples(
-    model: nn.Module,
-    posterior: Posterior,
-    loader: Iterable[Any],
-    samples: int = 30,
-    *,
-    generator: torch.Generator | None = None,
-    folder: str | Path | None = None,
-) -> Samples:
-    """Draw weights and give each draw the batch-norm statistics that the training data have under it.
+    model: nn.Module, posterior: Posterior, loader: Iterable[Any], samples: int = 30, *,
+    generator: torch.Generator | None = None, folder: str | Path | None = None,
+) -> Samples:  # fmt: skip
+    """Draw weights and give each draw its own batch-norm statistics on the training data.
 
     A posterior's draws share the statistics of its mean. With batch norm that is an approximation; the
-    SWAG paper re-estimates them for every draw, at the price of one pass over `loader` each.
+    SWAG paper re-estimates them for every draw, at the cost of one pass over `loader` each.
 
     Args:
         model: The network, or the wrapper that it was trained in.
-        posterior: Where the weights are drawn from.
-        loader: Batches of training data; gone through once per draw, so not an exhaustible iterator.
-        samples: The number of draws (the SWAG paper: 30).
-        generator: The source of the draws.
+        posterior: The posterior to draw from.
+        loader: Batches of training data; read once per draw, so it must not be an exhaustible iterator.
+        samples: Number of draws (30 in the SWAG paper).
+        generator: Source of the draws.
         folder: Keep the draws as files in this folder instead of in memory.
 
     Example:
@@ -136,7 +131,7 @@ def recalibrated_samples(
 
 
 def _reached(norms: Iterable[str], statistics: Weights) -> Weights:
-    """The statistics of the layers that the data reached; an auxiliary head keeps what it had."""
+    """Return the statistics of the layers that the data reached; an auxiliary head keeps its own."""
     reached = {name for name in norms if int(statistics[f"{name}.num_batches_tracked"])}
     if not reached:
         raise ValueError(

@@ -27,16 +27,16 @@ from torchbayes.predict.results import Predictive
 
 __all__ = ["predictive"]
 
-# One forward pass is done in pieces of about this much activation memory. Larger pieces leave the cache
+# A forward pass is split into pieces of about this much activation memory. Larger pieces leave the cache
 # and make the allocator map fresh pages for every layer: on the build machine 1,000 images through
 # LeNet-5 take 1.3 × the time of the same images in pieces (benchmarks/steps.py --predict).
 _CPU_PIECE = 8 << 20
 # But every piece reads all weights, and a matrix product rearranges them first. So the activations that
-# pass through a piece are to be some times the weights: 784-1200-1200-10 takes 1,000 inputs at once.
+# pass through a piece should be several times the weights: 784-1200-1200-10 takes 1,000 inputs at once.
 _PER_WEIGHT = 4
-# Draws run together through vmap where a single draw's pass is so small that Python is what costs: few
-# activations, and few weights too, because the draws have to be copied side by side. With 500 kB of
-# weights and one example vmap takes 2.7 × the loop's time, with 12 MB 10 ×, with 35 kB a tenth of it.
+# Draws run together through vmap where a single draw's pass is so small that Python dominates: few
+# activations, and few weights too, because the draws must be copied side by side. With 500 kB of weights
+# and one example vmap takes 2.7 × the loop's time, with 12 MB 10 ×, with 35 kB a tenth of it.
 _VMAP_BYTES = 1 << 18
 _VMAP_WEIGHTS = 1 << 18
 
@@ -44,29 +44,25 @@ _Source = Callable[[int, torch.Generator], Iterator[Weights]]
 
 
 def predictive(
-    model: nn.Module,
-    posterior: Posterior,
-    inputs: Any,
-    samples: int = 32,
-    likelihood: Likelihood | None = None,
-    generator: torch.Generator | None = None,
+    model: nn.Module, posterior: Posterior, inputs: Any, samples: int = 32,
+    likelihood: Likelihood | None = None, generator: torch.Generator | None = None,
     max_memory: int = 1 << 30,
-) -> Predictive:
-    """Predict with the weights averaged out: p(y | x) ≈ mean over draws of p(y | x, w).
+) -> Predictive:  # fmt: skip
+    """Predict by averaging over the weights: p(y | x) ≈ mean over draws of p(y | x, w).
 
-    Probabilities are averaged, not logits. All examples are predicted by the same draws. The model is
-    used in evaluation mode and is as before afterwards, whatever happens.
+    Probabilities are averaged, not logits. All examples are predicted by the same draws. The model runs in
+    evaluation mode and is restored afterwards, whatever happens.
 
     Args:
         model: The network, or the wrapper that it was trained in.
-        posterior: Where the weights are drawn from.
+        posterior: The posterior to draw from.
         inputs: A tensor, a tuple (the model's positional arguments) or a dictionary (its keyword
             arguments) of tensors; or a loader: an iterable of batches, each of them inputs or a pair of
             inputs and targets.
-        samples: The number of draws. A finite posterior, such as an ensemble, gives each member once.
-        likelihood: What the outputs mean; class logits if not given.
-        generator: The source of the draws; torch's global one if not given.
-        max_memory: About how many bytes the draws and activations may take at a time.
+        samples: Number of draws. A finite posterior, such as an ensemble, gives each member once.
+        likelihood: Meaning of the outputs; class logits if None.
+        generator: Source of the draws; torch's global one if None.
+        max_memory: Approximate limit in bytes on draws and activations held at a time.
 
     Example:
         >>> import torch, torchbayes as tb
@@ -88,14 +84,8 @@ def predictive(
     runner = _Runner(model, posterior, likelihood, device, max_memory)
     parts: list[Predictive] = []
     with _evaluating(model), torch.no_grad():
-        draws = _Draws(
-            model,
-            posterior,
-            samples,
-            generator,
-            device,
-            max_memory // 2 if _is_loader(inputs) else 0,
-        )
+        budget = max_memory // 2 if _is_loader(inputs) else 0
+        draws = _Draws(model, posterior, samples, generator, device, budget)
         for block in _blocks(inputs, max_memory // 4, draws.cached):
             parts.extend(runner.run(block, draws))
     if not parts:
@@ -115,7 +105,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module, mode, parameters, buffers in before:
             module.training = mode
-            # functional_call leaves the draw in a module that stands at two places in the model.
+            # functional_call leaves the draw in a module that occurs twice in the model.
             module._parameters.update(parameters)
             module._buffers.update(buffers)
 
@@ -129,9 +119,9 @@ def _bytes(value: Any) -> int:
 
 
 def _blocks(inputs: Any, budget: int, cached: bool) -> Iterator[list[Any]]:
-    """Lists of batches: what is read from a loader before the next pass over the draws begins.
+    """Yield lists of batches to read from a loader before each pass over the draws.
 
-    Where the draws are not kept, a larger block means that they are made fewer times.
+    If the draws are not kept, larger blocks mean that they are drawn fewer times.
     """
     if not _is_loader(inputs):
         yield [inputs]
@@ -149,21 +139,16 @@ def _blocks(inputs: Any, budget: int, cached: bool) -> Iterator[list[Any]]:
 
 
 class _Draws:
-    """The same draws, every time they are gone through: kept if they fit, made again if not.
+    """The same draws on every pass: kept if they fit into memory, otherwise drawn again.
 
-    Buffers are copied, of the draw or else of the model, so that a module that writes to its buffers even
-    in evaluation mode writes to the copies. Weights are the posterior's own where it lends them.
+    The buffers of the draw, or else of the model, are copied, so that a module that writes to its buffers
+    even in evaluation mode writes to the copies. Weights are the posterior's own where it lends them.
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        posterior: Posterior,
-        count: int,
-        generator: torch.Generator,
-        device: torch.device,
-        budget: int,
-    ) -> None:
+        self, model: nn.Module, posterior: Posterior, count: int, generator: torch.Generator,
+        device: torch.device, budget: int,
+    ) -> None:  # fmt: skip
         self._posterior, self._count, self._generator = posterior, count, generator
         self._device, self._state = device, generator.get_state()
         self._buffers = dict(model.named_buffers())
@@ -174,7 +159,7 @@ class _Draws:
 
     def _make(self, source: _Source) -> Iterator[Weights]:
         self._generator.set_state(self._state)
-        # Unlike a loop here, map does not hold a draw while the next one is made.
+        # Unlike a loop, map does not hold a draw while the next one is made.
         return map(self._ready, source(self._count, self._generator))
 
     def _ready(self, draw: Weights) -> Weights:
@@ -182,7 +167,7 @@ class _Draws:
         return {name: tensor.to(self._device) for name, tensor in (draw | buffers).items()}
 
     def _writes_to_weights(self) -> bool:
-        """Whether the model changed the weights of `first`, a copy, when it was measured with them."""
+        """Whether the model changed the weights of `first`, a copy, while it was measured."""
         lent = next(self._make(partial(self._posterior._lent, reuse=False)))
         return not all(
             torch.equal(tensor, self.first[name])
@@ -191,12 +176,12 @@ class _Draws:
         )
 
     def each(self, *, alone: bool) -> Iterator[Weights]:
-        """Go through the draws; `alone` if one is done with before the next one is taken."""
+        """Iterate over the draws; `alone` if each is finished with before the next one is requested."""
         if self._lent is None:
             self._lent = not (self._posterior._lends_own and self._writes_to_weights())
         source: _Source = self._posterior.draws
         if self._lent:
-            # Pages that are new to the process cost more than the numbers in them.
+            # Memory pages new to the process cost more than computing the numbers in them.
             source = partial(self._posterior._lent, reuse=alone and not self.cached)
         if not self.cached:
             return self._make(source)
@@ -206,16 +191,12 @@ class _Draws:
 
 
 class _Runner:
-    """Runs draws over batches, in pieces that fit, several draws at a time where that is faster."""
+    """Run draws over batches, in pieces that fit, several draws at a time where that is faster."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        posterior: Posterior,
-        likelihood: Likelihood,
-        device: torch.device,
+        self, model: nn.Module, posterior: Posterior, likelihood: Likelihood, device: torch.device,
         max_memory: int,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._model, self._posterior, self._likelihood = model, posterior, likelihood
         self._device, self._max_memory = device, max_memory
         self._per_example: dict[Any, tuple[int, int]] = {}
@@ -233,7 +214,7 @@ class _Runner:
             most = self._max_memory // 4 // per_example
             if self._device.type == "cpu":
                 most = min(most, max(_CPU_PIECE // per_example, _PER_WEIGHT * weights // passing))
-            # All of one size, lest the last one is for a few examples.
+            # All of one size, so that the last one does not have only a few examples.
             step = -(-length // -(-length // max(1, most)))
             pieces += [slice_batch(batch, i, i + step) for i in range(0, length, step)]
             largest = max(largest, min(step, length) * per_example)
@@ -268,11 +249,11 @@ class _Runner:
         if stacked is not None and self._can_vmap:
             try:
                 with warnings.catch_warnings():
-                    # An operation without a batching rule is looped over by vmap, slower than our loop.
+                    # vmap loops over an operation without a batching rule, more slowly than our loop.
                     warnings.filterwarnings("error", message="There is a performance drop")
                     return torch.func.vmap(call)(stacked)
             except Exception:
-                # Or refused. If the loop fails too, its error is the one to show.
+                # Or rejects it. If the loop fails too, its error is the one to show.
                 self._can_vmap = False
         return torch.stack([call(draw) for draw in group])
 
@@ -280,28 +261,26 @@ class _Runner:
         if not isinstance(outputs, Tensor):
             raise TypeError(
                 f"{type(self._model).__name__} returns a {type(outputs).__name__}: predictive needs a module "
-                "that returns one tensor; wrap it in one that picks it out"
+                "that returns one tensor; wrap it in one that selects it"
             )
         if outputs.shape[:1] != (length,):
             raise ValueError(
                 f"{type(self._model).__name__} returns shape {tuple(outputs.shape)} for {length} examples: "
-                "the first dimension of inputs and outputs has to count the examples"
+                "the first dimension of inputs and outputs must be the batch dimension"
             )
         return outputs
 
     def _measure(self, draw: Weights, batch: Any) -> tuple[int, int]:
-        """About the bytes that one example takes at a time, and in all, on its way through the network.
+        """Estimate the peak and the total bytes that one example takes in a forward pass.
 
-        What two examples take more than one: weights that the forward pass transposes or makes
-        (weight norm) do not grow with the batch.
+        The estimate is what two examples take more than one, because weights that the forward pass
+        transposes or computes (weight norm) do not grow with the batch.
         """
         leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
         key = tuple((leaf.shape[1:], leaf.dtype) for leaf in leaves)
         if key not in self._per_example:
             one = to_device(slice_batch(batch, 0, 1), self._device)
-            two = map_tensors(
-                one, lambda tensor: torch.cat([tensor] * 2) if tensor.dim() else tensor
-            )
+            two = map_tensors(one, lambda t: torch.cat([t, t]) if t.dim() else t)
             sizes = []
             for inputs in (one, two):
                 args, kwargs = arguments(inputs)
@@ -317,7 +296,7 @@ class _Runner:
 
 
 class _OperationSizes(TorchDispatchMode):
-    """Notes how much memory the result of every operation takes."""
+    """Record how much memory the result of every operation takes."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -325,7 +304,7 @@ class _OperationSizes(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # Skipping it would first import it, which takes longer than most predictions.
+        # Skipping Dynamo would first import it, which takes longer than most predictions.
         return False
 
     def __torch_dispatch__(

@@ -1,4 +1,4 @@
-"""Predictions averaged over draws of the weights, with their uncertainty taken apart."""
+"""Predictions averaged over draws of the weights, with their uncertainty decomposed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["ClassPredictive", "Predictive", "RegressionPredictive", "like_predic
 
 
 def like_predictions(targets: Tensor, shape: torch.Size) -> Tensor:
-    """Give `targets` the shape of what is predicted: (n,) and (n, 1) mean the same, all else must agree.
+    """Reshape `targets` like the predictions: (n,) and (n, 1) are equivalent, all else must agree.
 
     Without this, (n,) against (n, 1) would silently broadcast to (n, n).
     """
@@ -30,10 +30,10 @@ def like_predictions(targets: Tensor, shape: torch.Size) -> Tensor:
 
 
 class Predictive(ABC):
-    """What a network predicts once its weights are averaged out.
+    """The prediction of a network averaged over its weights.
 
     Attributes:
-        draws: The number of weight draws behind it.
+        draws: Number of weight draws.
     """
 
     draws: int
@@ -58,22 +58,22 @@ class Predictive(ABC):
 
     @abstractmethod
     def log_prob(self, targets: Tensor) -> Tensor:
-        """The log-probability of each target under the averaged prediction."""
+        """Return the log-probability of each target under the averaged prediction."""
 
     @abstractmethod
     def merge(self, other: Predictive) -> Predictive:
-        """The prediction of both sets of draws, for the same examples."""
+        """Combine the predictions of two sets of draws for the same examples."""
 
     @staticmethod
     @abstractmethod
     def cat(parts: Sequence[Predictive]) -> Predictive:
-        """The predictions of several sets of examples, by the same draws, in order."""
+        """Concatenate the predictions of the same draws for several sets of examples."""
 
 
 def _check_parts(parts: Sequence[Predictive], own: Sequence[Predictive]) -> None:
     if not own or len(own) != len(parts) or len({part.draws for part in own}) > 1:
         raise ValueError(
-            f"cannot join these {len(parts)} predictions: they must be of one kind and by the same draws"
+            f"cannot join these {len(parts)} predictions: they must be of one kind and from the same draws"
         )
 
 
@@ -83,7 +83,7 @@ class ClassPredictive(Predictive):
     Args:
         probs: The averaged probabilities, (examples, classes, …) as `cross_entropy` orders them.
         aleatoric: The entropy of a draw's probabilities, averaged over draws.
-        draws: The number of draws.
+        draws: Number of draws.
     """
 
     def __init__(self, probs: Tensor, aleatoric: Tensor, draws: int) -> None:
@@ -119,33 +119,27 @@ class ClassPredictive(Predictive):
         return (self.entropy - self._aleatoric).clamp_min(0)
 
     def log_prob(self, targets: Tensor) -> Tensor:
-        """The log-probability of each target class."""
+        """Return the log-probability of each target class."""
         return label_log_probs(self.probs, targets)
 
     def merge(self, other: Predictive) -> ClassPredictive:
-        """The average of both, weighted by their number of draws."""
+        """Average both predictions, weighted by their number of draws."""
         if not isinstance(other, ClassPredictive) or other.probs.shape != self.probs.shape:
             raise ValueError(
                 "cannot merge these predictions: both must be of classes, for the same examples"
             )
         draws = self.draws + other.draws
-        share = other.draws / draws
-        return ClassPredictive(
-            torch.lerp(self.probs, other.probs, share),
-            torch.lerp(self._aleatoric, other._aleatoric, share),
-            draws,
-        )
+        probs = torch.lerp(self.probs, other.probs, other.draws / draws)
+        aleatoric = torch.lerp(self._aleatoric, other._aleatoric, other.draws / draws)
+        return ClassPredictive(probs, aleatoric, draws)
 
     @staticmethod
     def cat(parts: Sequence[Predictive]) -> ClassPredictive:
-        """The rows of all parts."""
+        """Concatenate the rows of all parts."""
         own = [part for part in parts if isinstance(part, ClassPredictive)]
         _check_parts(parts, own)
-        return ClassPredictive(
-            torch.cat([part.probs for part in own]),
-            torch.cat([part._aleatoric for part in own]),
-            own[0].draws,
-        )
+        probs, aleatoric = [part.probs for part in own], [part._aleatoric for part in own]
+        return ClassPredictive(torch.cat(probs), torch.cat(aleatoric), own[0].draws)
 
 
 class RegressionPredictive(Predictive):
@@ -153,7 +147,7 @@ class RegressionPredictive(Predictive):
 
     Args:
         outputs: The network's outputs under every draw, (draws, examples, …).
-        distribution: What turns outputs of shape (examples, …) into a distribution of the targets.
+        distribution: Function from outputs of shape (examples, …) to a distribution of the targets.
     """
 
     def __init__(self, outputs: Tensor, distribution: Callable[[Tensor], Distribution]) -> None:
@@ -164,7 +158,7 @@ class RegressionPredictive(Predictive):
 
     @property
     def _components(self) -> Distribution:
-        with torch.no_grad():  # a learned noise level must not tie predictions to its gradient
+        with torch.no_grad():  # predictions must not keep the graph of a learned noise level
             return self._distribution(self.outputs.flatten(0, 1))
 
     def _by_draw(self, value: Tensor) -> Tensor:
@@ -192,7 +186,7 @@ class RegressionPredictive(Predictive):
 
     @property
     def std(self) -> Tensor:
-        """The standard deviation of a new observation: noise and doubt about the weights together."""
+        """The standard deviation of a new observation: noise and uncertainty about the weights combined."""
         return torch.hypot(self.aleatoric, self.epistemic)
 
     @property
@@ -206,7 +200,7 @@ class RegressionPredictive(Predictive):
         return self.means.std(0, correction=0)
 
     def log_prob(self, targets: Tensor) -> Tensor:
-        """The log-density of each target under the mixture, summed over the outputs of an example."""
+        """Return the log-density of each target under the mixture, summed over the outputs of an example."""
         components = self._components
         shape = self.means.shape[1:]
         repeated = like_predictions(targets, shape).expand(self.draws, *shape).flatten(0, 1)
@@ -215,7 +209,7 @@ class RegressionPredictive(Predictive):
         return mixture_log_prob(joint)
 
     def quantile(self, q: float) -> Tensor:
-        """The value that a new observation stays below with probability `q`.
+        """Return the value that a new observation stays below with probability `q`.
 
         Args:
             q: A probability strictly between 0 and 1.
@@ -235,11 +229,9 @@ class RegressionPredictive(Predictive):
         return mixture_quantile(q, each, cdf)
 
     def merge(self, other: Predictive) -> RegressionPredictive:
-        """The mixture of both."""
-        if (
-            not isinstance(other, RegressionPredictive)
-            or other.outputs.shape[1:] != self.outputs.shape[1:]
-        ):
+        """Return the mixture of both predictions."""
+        shape = other.outputs.shape[1:] if isinstance(other, RegressionPredictive) else None
+        if not isinstance(other, RegressionPredictive) or shape != self.outputs.shape[1:]:
             raise ValueError(
                 "cannot merge these predictions: both must be of numbers, for the same examples"
             )
@@ -247,7 +239,7 @@ class RegressionPredictive(Predictive):
 
     @staticmethod
     def cat(parts: Sequence[Predictive]) -> RegressionPredictive:
-        """The rows of all parts."""
+        """Concatenate the rows of all parts."""
         own = [part for part in parts if isinstance(part, RegressionPredictive)]
         _check_parts(parts, own)
         outputs = torch.cat([part.outputs for part in own], dim=1)

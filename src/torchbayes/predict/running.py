@@ -1,7 +1,7 @@
-"""How good the averaged prediction is after 1, 2, 4, … of its draws, without keeping every draw.
+"""The averaged prediction after 1, 2, 4, … of its draws, without keeping every draw.
 
-`predictive` merges draws one group after another. A `RunningPredictive` notes the running average
-whenever a power of two is passed: log₂(draws) + 1 tables of probabilities instead of one for each draw.
+`predictive` merges draws one group after another. A `RunningPredictive` records the running average at
+every power of two: log₂(draws) + 1 tables of probabilities instead of one for each draw.
 """
 
 from __future__ import annotations
@@ -18,24 +18,20 @@ __all__ = ["RunningCategorical", "RunningPredictive"]
 
 
 class RunningPredictive(ClassPredictive):
-    """Class probabilities that remember what they were after fewer draws.
+    """Class probabilities that keep their values after fewer draws.
 
     Args:
         probs: The averaged probabilities, (examples, classes).
         aleatoric: The entropy of a draw's probabilities, averaged over draws.
-        draws: The number of draws.
+        draws: Number of draws.
         stages: The averages over the first 1, 2, 4, … draws, by their number.
         each: The probabilities of every draw, (draws, examples, classes), until they are merged.
     """
 
     def __init__(
-        self,
-        probs: Tensor,
-        aleatoric: Tensor,
-        draws: int,
-        stages: dict[int, Tensor],
+        self, probs: Tensor, aleatoric: Tensor, draws: int, stages: dict[int, Tensor],
         each: Tensor | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(probs, aleatoric, draws)
         self._stages, self._each = stages, each
 
@@ -45,22 +41,17 @@ class RunningPredictive(ClassPredictive):
         return {**self._stages, self.draws: self.probs}
 
     def merge(self, other: Predictive) -> RunningPredictive:
-        """The average of both; `other`'s draws come after these."""
+        """Average both predictions; `other`'s draws come after these."""
         whole = super().merge(other)
         assert isinstance(other, RunningPredictive)
         assert other._each is not None
-        # Once merged, single draws are not needed again.
-        self._each = None
-        return RunningPredictive(
-            whole.probs,
-            whole.aleatoric,
-            whole.draws,
-            {**self._stages, **_stages(other._each, self.draws, self.probs)},
-        )
+        self._each = None  # once merged, single draws are not needed again
+        stages = self._stages | _stages(other._each, self.draws, self.probs)
+        return RunningPredictive(whole.probs, whole.aleatoric, whole.draws, stages)
 
     @staticmethod
     def cat(parts: Sequence[Predictive]) -> RunningPredictive:
-        """The rows of all parts."""
+        """Concatenate the rows of all parts."""
         own = [part for part in parts if isinstance(part, RunningPredictive)]
         whole = ClassPredictive.cat(own if len(own) == len(parts) else parts)
         stages = {n: torch.cat([part._stages[n] for part in own]) for n in own[0]._stages}
@@ -68,7 +59,7 @@ class RunningPredictive(ClassPredictive):
 
 
 def _stages(each: Tensor, before: int, average: Tensor | None) -> dict[int, Tensor]:
-    """The running averages at the powers of two that are passed by more draws."""
+    """Return the running averages at the powers of two that more draws pass."""
     result: dict[int, Tensor] = {}
     stage = 1 << before.bit_length() if before else 1
     while stage <= before + len(each):
@@ -91,7 +82,7 @@ class RunningCategorical(Categorical):
     """
 
     def predictive(self, outputs: Tensor) -> RunningPredictive:
-        """Average probabilities, not logits, and note the average at powers of two."""
+        """Average probabilities, not logits, and record the average at powers of two."""
         whole = super().predictive(outputs)
         each = outputs.float().softmax(2) if outputs.dtype.itemsize < 4 else outputs.softmax(2)
         return RunningPredictive(

@@ -353,12 +353,12 @@ class PriorByName(Prior):
 
     @classmethod
     def of_modules(cls, model: nn.Module, rules: Mapping[type[nn.Module], Prior]) -> PriorByName:
-        """Rules by the type of the module that a weight belongs to, in place of its name.
+        """Build rules by the type of the module that a weight belongs to instead of its name.
 
         Args:
             model: The network whose weights the prior is for.
-            rules: From types of modules to priors. A weight has the prior of the first type that its
-                module is an instance of; `nn.Module` fits all. A prior may itself go by names.
+            rules: Priors by module type. A weight has the prior of the first type that its module is an
+                instance of; `nn.Module` matches all. A prior may itself be a `PriorByName`.
 
         Example:
             >>> import torch, torchbayes as tb

@@ -147,5 +147,5 @@ def read_tensors(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     for key, expected in (("kind", str), ("model", str), ("settings", dict)):
         if not isinstance(header.get(key), expected):
             raise PosteriorFileError(f"{path} is damaged: its header lacks the {key}")
-    # In the order they were written in, so that the same generator gives the same draws.
+    # In the order in which they were written, so that the same generator gives the same draws.
     return header, {name: tensors[name] for name in header["shapes"]}

@@ -48,8 +48,8 @@ class Wrapper(nn.Module):
 class Posterior(ABC):
     """A distribution over a network's weights.
 
-    A subclass sets `kind`, which names it in files, and gives `mean`, `sample` and the three `_file_…`
-    methods. Nothing else in the library needs to know about it.
+    A subclass sets `kind`, its name in files, and defines `mean`, `sample` and the three file methods.
+    Nothing else in the library needs to know about it.
 
     Attributes:
         model_name: The class name of the model, for error messages and files.

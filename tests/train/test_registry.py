@@ -53,7 +53,7 @@ def test_unknown_names_are_answered_with_the_nearest() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"name": "sgld"}, "there is a method 'sgld' already"),
+        ({"name": "sgld"}, "there is already a method 'sgld'"),
         ({"family": "samples"}, "family is 'samples': expected one of 'one network'"),
         ({"target": "truth"}, "target is 'truth': expected 'posterior' or 'mean field'"),
         ({"summary": "two\nlines"}, "expected one line"),

@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     )
     from torchbayes.train.failures import TrainingError as TrainingError
     from torchbayes.train.fit import Run as Run, fit as fit
-    from torchbayes.core.registry import register as register
+    from torchbayes.core.declaration import register as register
     from torchbayes.train.method import Method as Method
     from torchbayes.train.registry import METHODS as METHODS
     from torchbayes.train.schedule import Schedule as Schedule
@@ -103,7 +103,7 @@ else:
         "sklearn": "BayesianClassifier BayesianRegressor",
         "train.failures": "TrainingError",
         "train.fit": "Run fit",
-        "core.registry": "register",
+        "core.declaration": "register",
         "train.method": "Method",
         "train.registry": "METHODS",
         "train.schedule": "Schedule",

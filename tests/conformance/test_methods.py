@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import torchbayes as tb
-from torchbayes.core.registry import FAMILIES
+from torchbayes.core.declaration import FAMILIES
 from torchbayes.posterior import Samples, Weights
 from torchbayes.train.method import Plan
 from torchbayes.train.registry import METHODS

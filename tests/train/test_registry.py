@@ -8,7 +8,7 @@ import pytest
 from torch import nn
 
 import torchbayes as tb
-from torchbayes.core.registry import DECLARED
+from torchbayes.core.declaration import DECLARED
 from torchbayes.train.registry import METHODS, find_method, method_options, values_in_use
 
 FACTS = {"model", "train_size", "params", "generator"}

@@ -26,7 +26,7 @@ from typing import Protocol
 from torch import nn
 
 from torchbayes.average.gaussian_averager import GaussianAverager
-from torchbayes.core.registry import register
+from torchbayes.core.declaration import register
 from torchbayes.posterior import Gaussian, Weights
 
 __all__ = ["HWA"]

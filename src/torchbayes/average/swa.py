@@ -12,7 +12,7 @@ P. Izmailov et al., Averaging Weights Leads to Wider Optima and Better Generaliz
 from __future__ import annotations
 
 from torchbayes.average.averager import Averager
-from torchbayes.core.registry import register
+from torchbayes.core.declaration import register
 from torchbayes.posterior import Point
 
 __all__ = ["SWA"]

@@ -18,7 +18,7 @@ from __future__ import annotations
 from torch import nn
 
 from torchbayes.average.gaussian_averager import GaussianAverager
-from torchbayes.core.registry import register
+from torchbayes.core.declaration import register
 
 __all__ = ["SWAG"]
 

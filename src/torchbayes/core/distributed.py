@@ -21,6 +21,7 @@ __all__ = [
     "barrier",
     "broadcast",
     "gather",
+    "in_group",
     "process_group",
     "rank",
     "sum_packed",
@@ -57,6 +58,10 @@ def process_group() -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
+
+
+in_group = dist.is_initialized
+"""Whether there is a process group: torch's own function, for what asks at every step."""
 
 
 def rank() -> int:

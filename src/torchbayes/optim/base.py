@@ -104,9 +104,6 @@ class ModelOptimizer(torch.optim.Optimizer, ABC):  # without ABC, torch ignores 
             self.param_groups.pop()
             raise
 
-    def _parameters(self) -> list[Tensor]:
-        return [p for group in self.param_groups for p in group["params"]]
-
     # State.
 
     def _new_state(self, params: Iterable[Tensor], **values: float) -> None:

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchbayes.core.registry import register
+from torchbayes.core.declaration import register
 from torchbayes.optim.base import check_number
 from torchbayes.optim.natural_gradient import (
     Statistics,

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchbayes.core.registry import register
+from torchbayes.core.declaration import register
 from torchbayes.optim.noisy_kfac import NoisyKFAC
 from torchbayes.prior import Prior
 

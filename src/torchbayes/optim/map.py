@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from torchbayes.core.declaration import register
 from torchbayes.core.parameters import norm_parameters, trainable
-from torchbayes.core.registry import register
 from torchbayes.optim.base import ModelOptimizer, check_number, check_train_size
 from torchbayes.posterior import Point, snapshot
 from torchbayes.prior import GaussianPrior, Prior, as_prior

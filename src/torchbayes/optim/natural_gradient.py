@@ -312,8 +312,8 @@ class WeightOptimizer(ModelOptimizer):
         if found_inf is not None and float(found_inf) > 0:
             self._forget()
             return loss
-        alone = distributed.world_size() == 1  # a process may have no examples of a batch
-        if not self._unbanked and self._bank.empty and alone:
+        shared = distributed.in_group() and distributed.world_size() > 1
+        if not (self._unbanked or shared) and self._bank.empty:  # a process may have no examples
             raise RuntimeError(
                 "step() has no gradients of a draw: call step(closure), or run the backward pass inside "
                 "`with optimizer.sampled():` first"
@@ -324,7 +324,7 @@ class WeightOptimizer(ModelOptimizer):
                 "the gradients were unscaled outside sampled(): call scaler.unscale_(optimizer) inside the "
                 "block, so that squared gradients are unscaled too"
             )
-        statistics = self._gathered()
+        statistics = self._gathered(shared)
         examples = self._local_examples if self._bank.empty else self._bank.examples
         self._batch_size = max(1.0, examples / self.mc_samples)  # all draws see the same examples
         self._check_train_size()
@@ -367,9 +367,8 @@ class WeightOptimizer(ModelOptimizer):
                 p.grad = None  # it is in the bank now
         self._unbanked = False
 
-    def _gathered(self) -> Statistics:
-        """Return the means over all blocks of all processes."""
-        shared = distributed.world_size() > 1
+    def _gathered(self, shared: bool) -> Statistics:
+        """Return the means over all blocks, of all processes if they share the work."""
         if self._bank.empty and not shared:
             return self._statistics()
         if self._unbanked:
@@ -384,6 +383,9 @@ class WeightOptimizer(ModelOptimizer):
         return {(kind, id(p)): p for p in self._parameters() if p.requires_grad for kind in kinds}
 
     # For subclasses.
+
+    def _parameters(self) -> list[Tensor]:
+        return [p for group in self.param_groups for p in group["params"]]
 
     def _prior_terms(
         self, group: dict[str, Any], params: Sequence[Tensor], *, fixed: bool = False
@@ -408,7 +410,8 @@ class WeightOptimizer(ModelOptimizer):
     def _state_of(self, name: str, params: Sequence[Tensor], start: float) -> list[Tensor]:
         """Return the named state of parameters, first created (with a momentum) where there is none."""
         fresh = [p for p in params if name not in self.state[p]]
-        self._new_state(fresh, momentum=0.0, **{name: start})
+        if fresh:
+            self._new_state(fresh, momentum=0.0, **{name: start})
         return [self.state[p][name] for p in params]
 
     def _std(self) -> Weights:

@@ -32,8 +32,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchbayes.core.declaration import register
 from torchbayes.core.noise import normals_
-from torchbayes.core.registry import register
 from torchbayes.curvature import Capture
 from torchbayes.optim.natural_gradient import Key, Statistics
 from torchbayes.optim.vogn import VOGN

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchbayes.core.registry import register
+from torchbayes.core.declaration import register
 from torchbayes.optim.vogn import VOGN
 from torchbayes.prior import Prior
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchbayes.core.registry import register
+from torchbayes.core.declaration import register
 from torchbayes.optim.base import check_train_size
 from torchbayes.optim.sampler import Sampler
 from torchbayes.prior import Prior

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 import torchbayes.optim.thermostat as dynamics
-from torchbayes.core.registry import register
+from torchbayes.core.declaration import register
 from torchbayes.optim.base import check_number
 from torchbayes.optim.momentum import friction_of, mass_of, speed_limit_of
 from torchbayes.optim.sampler import Sampler

@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from torchbayes.core import distributed
-from torchbayes.core.registry import register
+from torchbayes.core.declaration import register
 from torchbayes.likelihood import Likelihood
 from torchbayes.optim import MAP
 from torchbayes.posterior import Samples, Weights, snapshot

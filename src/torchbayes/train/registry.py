@@ -19,7 +19,7 @@ from torch import nn
 
 from torchbayes.average import HWA
 from torchbayes.average.averager import Averager
-from torchbayes.core.registry import DECLARED, Declaration
+from torchbayes.core.declaration import DECLARED, Declaration
 from torchbayes.optim.base import ModelOptimizer
 from torchbayes.optim.sampler import Sampler
 from torchbayes.posterior import Wrapper

@@ -27,8 +27,8 @@ import torch
 from torch import Tensor, nn
 
 from torchbayes.core.autocast import no_autocast
+from torchbayes.core.declaration import register
 from torchbayes.core.parameters import trainable
-from torchbayes.core.registry import register
 from torchbayes.posterior import Weights, snapshot
 from torchbayes.posterior.generated import Generated, hidden
 from torchbayes.posterior.latents import Latent, uniform_positive

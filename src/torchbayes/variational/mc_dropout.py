@@ -15,7 +15,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import nn
 
-from torchbayes.core.registry import register
+from torchbayes.core.declaration import register
 from torchbayes.posterior.dropout import DropoutPosterior, check_share, dropped_layers, hooked
 from torchbayes.posterior.posterior import Weights, Wrapper, snapshot
 

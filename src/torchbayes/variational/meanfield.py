@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from torchbayes.core.registry import register
+from torchbayes.core.declaration import register
 from torchbayes.core.workspace import Workspace
 from torchbayes.posterior import Gaussian, Weights, snapshot
 from torchbayes.prior import GaussianPrior, Prior, as_prior

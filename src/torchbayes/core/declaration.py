@@ -57,7 +57,7 @@ def register(
 
     Args:
         name: Name for users, such as `"sgld"`.
-        family: Representation of the posterior, one of `torchbayes.core.registry.FAMILIES`.
+        family: Representation of the posterior, one of `torchbayes.core.declaration.FAMILIES`.
         posterior: Class name of its posterior, such as `"Samples"`.
         summary: One-line description.
         paper: Source of the method.

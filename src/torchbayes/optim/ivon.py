@@ -109,7 +109,7 @@ def ivon_step(
 
 @register(
     "ivon", family="a Gaussian", posterior="Gaussian", target="mean field",
-    summary="a Gaussian over every weight, by natural gradients at the price of Adam",
+    summary="a Gaussian over every weight, by natural gradients at the cost of Adam",
     paper="Shen et al. 2024, the successor of VOGN",
 )  # fmt: skip
 class IVON(WeightOptimizer):

@@ -93,7 +93,7 @@ class Method(ABC):
     Args:
         model: The network.
         likelihood: What its outputs mean.
-        plan: What there is to know about the run.
+        plan: Facts about the run.
         **options: Options for `build`.
     """
 

@@ -184,6 +184,9 @@ def test_picking_an_image(page: Any) -> None:
 def test_values_at_the_pointer(page: Any) -> None:
     chart = page.locator("#draws svg[data-x]").first
     chart.scroll_into_view_if_needed()
+    # The scroll event, which hides the values, comes with the next frame: let it pass first.
+    frames = "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+    page.evaluate(frames)
     box = chart.bounding_box()
     page.mouse.move(box["x"] + box["width"] * 0.9, box["y"] + box["height"] * 0.5)
     tip = page.locator("#tip")

@@ -28,7 +28,11 @@ from torchbayes.train.wrapper import HypernetMethod, MeanFieldMethod, WrapperMet
 from .problems import blobs, small_net
 from .test_methods import assert_equal
 
-EPOCHS, BATCH, SEED = 4, 32, 5
+EPOCHS, BATCH, SEED = (
+    4,
+    12,
+    5,
+)  # with 40 updates in the 20 cycles of an average, a cycle has two rates
 INPUTS, TARGETS = blobs()
 N = len(INPUTS)
 STEPS = -(-N // BATCH)

@@ -12,6 +12,7 @@ import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partialmethod
 from importlib.metadata import entry_points
 from typing import Any, get_type_hints
 
@@ -90,12 +91,14 @@ def _method(declared: Declaration) -> type[Method]:
     """Make the method of a declaration."""
     algorithm = declared.algorithm
     base = algorithm if issubclass(algorithm, Method) else _driver(declared)
-    about = {
+    about: dict[str, Any] = {
         "name": declared.name, "summary": declared.summary, "paper": declared.paper,
         "family": declared.family, "posterior_kind": declared.posterior_kind,
         "target": declared.target, "algorithm": algorithm, "defaults": dict(declared.defaults),
         "__module__": algorithm.__module__, "__doc__": algorithm.__doc__,
     }  # fmt: skip
+    if declared.defaults:
+        about["__init__"] = partialmethod(base.__init__, **declared.defaults)
     made: type[Method] = type(f"{algorithm.__name__}Method", (base,), about)
     return made
 
@@ -142,7 +145,8 @@ def method_options(method: type[Method]) -> dict[str, Option]:
         >>> method_options(find_method("swag"))["rank"].default
         20
     """
-    own = [cls for cls in method.__mro__ if issubclass(cls, Method) and "__init__" in vars(cls)]
+    own = [cls for cls in method.__mro__ if inspect.isfunction(vars(cls).get("__init__"))]
+    own = [cls for cls in own if issubclass(cls, Method)]
     algorithm = [] if issubclass(method.algorithm, Method) else [method.algorithm]
     found: dict[str, Option] = {}
     for source in [*method.uses, *algorithm, *own]:

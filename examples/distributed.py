@@ -24,6 +24,7 @@ def main() -> None:
             p = run.predict(make_loader(data, data.test, 500))
             right = (p.prediction == data.test.targets).float().mean()
             print(f"{world} process(es): {right:.1%} test accuracy")
+        distributed.barrier()  # leave together: a process that ends early closes the others' connections
 
 
 if __name__ == "__main__":

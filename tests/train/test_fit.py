@@ -348,3 +348,13 @@ def test_streamed_data_trains_and_resumes_like_data_in_memory(tmp_path: Path) ->
         results[stream] = run.posterior.mean()
     for name, tensor in results[False].items():
         assert torch.equal(tensor, results[True][name])
+
+
+def test_a_checkpoint_of_an_older_version_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    """Its optimiser's groups lack what a step needs now: that would be a KeyError in mid-training."""
+    tb.fit(small_net, blobs(), "vogn", epochs=1, folder=tmp_path, progress=False)
+    file = tmp_path / "checkpoint.pt"
+    state = torch.load(file, weights_only=True)
+    torch.save(state | {"version": 1}, file)
+    with pytest.raises(RunError, match="written by an older torchbayes"):
+        tb.fit(small_net, blobs(), "vogn", epochs=1, folder=tmp_path, resume=True, progress=False)

@@ -25,7 +25,7 @@ from torchbayes.train.failures import TrainingError, first_nonfinite_layer, firs
 from torchbayes.train.interrupt import StopRequest, stop_requests
 from torchbayes.train.method import Method
 from torchbayes.train.progress import Progress
-from torchbayes.train.run_folder import RunError, RunFolder
+from torchbayes.train.run_folder import CHECKPOINT_VERSION, RunError, RunFolder
 from torchbayes.train.tracking import Logger
 
 __all__ = ["Training"]
@@ -295,6 +295,11 @@ class Training:
 
     def _restore(self, state: dict[str, Any]) -> None:
         assert self.folder is not None
+        if state["version"] < CHECKPOINT_VERSION:
+            raise RunError(
+                f"the checkpoint in {self.folder.path} was written by an older torchbayes, whose methods "
+                "kept another state: start the run again in another folder"
+            )
         try:
             self.method.load_state_dict(state["method"])
             self.method.likelihood.load_state_dict(state["likelihood"])

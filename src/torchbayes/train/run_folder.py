@@ -26,9 +26,10 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["RunError", "RunFolder", "read_toml"]
+__all__ = ["CHECKPOINT_VERSION", "RunError", "RunFolder", "read_toml"]
 
-_CHECKPOINT_VERSION = 1
+CHECKPOINT_VERSION = 2
+"""Raised when the state of a method changes, so that a checkpoint from before cannot be continued."""
 
 
 class RunError(ValueError):
@@ -111,7 +112,7 @@ class RunFolder:
     def write_checkpoint(self, state: dict[str, Any]) -> None:
         """Replace the checkpoint atomically."""
         with atomic_path(self.checkpoint_file) as temporary:
-            torch.save({"version": _CHECKPOINT_VERSION, **state}, temporary)
+            torch.save({"version": CHECKPOINT_VERSION, **state}, temporary)
 
     def read_checkpoint(self) -> dict[str, Any] | None:
         """Return the last checkpoint, or None if there is none yet. Never runs code from the file."""
@@ -131,7 +132,7 @@ class RunFolder:
             raise RunError(
                 f"{self.checkpoint_file} is damaged or not a checkpoint: delete it to start again"
             ) from error
-        if version > _CHECKPOINT_VERSION:
+        if version > CHECKPOINT_VERSION:
             raise RunError(
                 f"{self.checkpoint_file} was written by a newer torchbayes: upgrade torchbayes"
             )

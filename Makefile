@@ -9,7 +9,8 @@ PEERS  ?= .venv-peers
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev]"
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev,world]"
+	$(BIN)/python -m pip install --quiet --no-deps "timm>=1.0"
 	@touch $@
 
 demo: $(VENV)/.installed  ## train, evaluate and compare every method on the embedded digits data

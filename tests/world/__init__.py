@@ -1,0 +1,1 @@
+"""The code that practitioners already have: other packages' models, loaders and trainers."""

@@ -28,7 +28,7 @@ class _Stub(types.ModuleType):
     """A module in which every public name is an empty class."""
 
     __version__ = "0"
-    __path__: list[str] = []
+    __path__ = ()
 
     def __getattr__(self, name: str) -> type:
         if name.startswith("__"):

@@ -13,6 +13,7 @@ from torchbayes.posterior.files import load
 from torchbayes.posterior.gaussian import Gaussian, LowRankGaussian
 from torchbayes.posterior.generated import Generated
 from torchbayes.posterior.kronecker import KroneckerGaussian
+from torchbayes.posterior.partial import digest_of_rest, held_names
 from torchbayes.posterior.point import Point
 from torchbayes.posterior.posterior import Posterior, Weights, Wrapper, snapshot
 from torchbayes.posterior.samples import Samples
@@ -29,6 +30,8 @@ __all__ = [
     "Samples",
     "Weights",
     "Wrapper",
+    "digest_of_rest",
+    "held_names",
     "load",
     "snapshot",
 ]

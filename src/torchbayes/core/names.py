@@ -17,6 +17,7 @@ from torch import Tensor, nn
 __all__ = [
     "dormant",
     "module_names",
+    "named_buffers",
     "named_modules",
     "named_parameters",
     "named_weights",
@@ -146,9 +147,14 @@ def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     return _members(model, "_parameters")[0]  # type: ignore[return-value]
 
 
+def named_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """Return the buffers of `model` by their names without wrappers, a shared one once."""
+    return _members(model, "_buffers")[0]
+
+
 def named_weights(model: nn.Module) -> dict[str, Tensor]:
     """Return the parameters and buffers of `model` by their names without wrappers, tied ones once."""
-    return _members(model, "_parameters")[0] | _members(model, "_buffers")[0]
+    return _members(model, "_parameters")[0] | named_buffers(model)
 
 
 def placed(model: nn.Module) -> dict[str, str]:

@@ -55,6 +55,7 @@ class TrainedRun:
                 "--resume"
             )
         try:
+            self.files.read_rest(self.model)
             return load(self.files.posterior_file, self.model)
         except PosteriorFileError as error:
             raise RunError(str(error)) from error
@@ -67,7 +68,7 @@ class TrainedRun:
                 f"{self.files.path} has a {type(posterior).__name__} posterior, which has no last sample: "
                 "leave out --last"
             )
-        return Point(posterior[-1], model_name=posterior.model_name)
+        return Point(posterior[-1], model_name=posterior.model_name, rest=posterior.rest)
 
     def likelihood(self) -> Likelihood:
         """Return the likelihood, with the noise level that was learned in training."""

@@ -14,7 +14,17 @@ from torchbayes.core.names import named_parameters, named_weights, own_weights, 
 from torchbayes.core.storage import write_tensors
 from torchbayes.posterior.partial import digest_of_rest
 
-__all__ = ["Posterior", "StoredPosterior", "Weights", "Wrapper", "copied", "lent", "snapshot"]
+__all__ = [
+    "Posterior",
+    "StoredPosterior",
+    "Weights",
+    "Wrapper",
+    "assign",
+    "copied",
+    "lent",
+    "plain_network",
+    "snapshot",
+]
 
 Weights = dict[str, Tensor]
 
@@ -30,6 +40,19 @@ def snapshot(model: nn.Module, held: Iterable[str] | None = None) -> Weights:
     """
     named = named_weights(model)
     return {name: named[name].detach().clone() for name in (named if held is None else held)}
+
+
+@torch.no_grad()
+def assign(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Write weights into a network, in place; what they do not name stays as it is."""
+    own = named_weights(model)
+    for name, tensor in weights.items():
+        if name not in own or own[name].shape != tensor.shape:
+            raise ValueError(
+                f"weight {name!r} of the draw does not fit {type(model).__name__}: use the model that the "
+                "posterior was trained with"
+            )
+        own[name].copy_(tensor)
 
 
 def copied(weights: Mapping[str, Tensor]) -> Weights:
@@ -52,6 +75,12 @@ class Wrapper(nn.Module):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
+
+
+def plain_network(model: nn.Module) -> nn.Module:
+    """Return the user's network inside a `Wrapper`, torch.compile and DDP, or the network itself."""
+    model = unwrapped(model)
+    return unwrapped(model.model) if isinstance(model, Wrapper) else model
 
 
 class Posterior(ABC):

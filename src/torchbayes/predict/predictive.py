@@ -21,8 +21,9 @@ from torchbayes.core.batch import (
     split_batch,
     to_device,
 )
+from torchbayes.core.names import named_buffers
 from torchbayes.likelihood import Categorical, Likelihood, as_likelihood
-from torchbayes.posterior import Posterior, Weights, Wrapper
+from torchbayes.posterior import Posterior, Weights, plain_network
 from torchbayes.predict.results import Predictive
 
 __all__ = ["predictive"]
@@ -74,8 +75,7 @@ def predictive(
     """
     if samples < 1:
         raise ValueError(f"samples is {samples}: expected at least 1 draw")
-    if isinstance(model, Wrapper):
-        model = model.model
+    model = plain_network(model)
     posterior.check(model)
     likelihood = Categorical() if likelihood is None else as_likelihood(likelihood)
     if generator is None:
@@ -151,7 +151,7 @@ class _Draws:
     ) -> None:  # fmt: skip
         self._posterior, self._count, self._generator = posterior, count, generator
         self._device, self._state = device, generator.get_state()
-        self._buffers = dict(model.named_buffers())
+        self._buffers = named_buffers(model)
         self.first = next(self._make(posterior.draws))
         self.cached = _bytes(self.first) * count <= budget
         self._kept: list[Weights] | None = None

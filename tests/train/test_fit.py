@@ -43,7 +43,7 @@ def by_hand(model: nn.Module, epochs: int, batch_size: int, decay: float, seed: 
 def test_map_equals_an_ordinary_loop() -> None:
     model = made()
     twin = copy.deepcopy(model)
-    tb.fit(model, blobs(), "map", epochs=3, batch_size=32, prior=2.0, progress=False)
+    model = tb.fit(model, blobs(), "map", epochs=3, batch_size=32, prior=2.0, progress=False).model
     by_hand(twin, 3, 32, decay=2.0 / 240)
     for one, two in zip(model.parameters(), twin.parameters(), strict=True):
         assert torch.equal(one, two)
@@ -52,11 +52,10 @@ def test_map_equals_an_ordinary_loop() -> None:
 def test_map_minimises_the_negative_log_posterior() -> None:
     """At the optimum the gradient of −log p(D|w) − log p(w) is zero; both terms from closed forms."""
     inputs, targets = blobs()
-    model = nn.Linear(4, 3)
-    tb.fit(
-        model, (inputs, targets), "map", epochs=1500, batch_size=240, lr=0.05, prior=5.0,
+    model = tb.fit(
+        nn.Linear(4, 3), (inputs, targets), "map", epochs=1500, batch_size=240, lr=0.05, prior=5.0,
         schedule="cosine", progress=False,
-    )  # fmt: skip
+    ).model  # fmt: skip
     model.zero_grad()
     F.cross_entropy(model(inputs), targets, reduction="sum").backward()
     for parameter in model.parameters():
@@ -72,10 +71,10 @@ def test_norm_layers_have_no_prior() -> None:
     gradients = torch.autograd.grad(
         F.cross_entropy(model(inputs), targets), list(model.parameters())
     )
-    tb.fit(
+    model = tb.fit(
         model, (inputs, targets), "map", epochs=1, batch_size=240, optimizer="sgd", lr=0.1,
         momentum=0.0, prior=120.0, progress=False,
-    )  # fmt: skip
+    ).model  # fmt: skip
     for (name, parameter), gradient in zip(model.named_parameters(), gradients, strict=True):
         decay = 0.0 if name.startswith("1.") else 120.0 / 240
         expected = before[name] - 0.1 * (gradient + decay * before[name])
@@ -83,18 +82,19 @@ def test_norm_layers_have_no_prior() -> None:
 
 
 def test_accumulation_and_clipping_equal_their_definitions() -> None:
-    one, two = made(), made()
-    tb.fit(one, blobs(), "map", epochs=2, batch_size=60, progress=False)
-    tb.fit(two, blobs(), "map", epochs=2, batch_size=60, accumulate=4, progress=False)
+    one, two = (
+        tb.fit(made(), blobs(), "map", epochs=2, batch_size=60, accumulate=k, progress=False).model
+        for k in (1, 4)
+    )
     for a, b in zip(one.parameters(), two.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
     # With plain SGD a clipped step has exactly the clipped length.
     model = made()
     before = [p.detach().clone() for p in model.parameters()]
-    tb.fit(
+    model = tb.fit(
         model, blobs(), "mle", epochs=1, batch_size=240, optimizer="sgd", lr=1.0, momentum=0.0,
         clip_norm=1e-3, progress=False,
-    )  # fmt: skip
+    ).model  # fmt: skip
     moved = torch.cat([(p - b).flatten() for p, b in zip(model.parameters(), before, strict=True)])
     assert moved.norm().item() == pytest.approx(1e-3, rel=1e-3)
 
@@ -203,7 +203,7 @@ def test_nonfinite_weights_are_never_checkpointed(tmp_path: Path) -> None:
     with pytest.raises(tb.TrainingError, match=r"0\.weight"):
         tb.fit(
             model, blobs(), "map", epochs=2, folder=tmp_path, checkpoint_seconds=0,
-            progress=Blow(model),
+            in_place=True, progress=Blow(model),
         )  # fmt: skip
     state = RunFolder(tmp_path).read_checkpoint()
     assert state is not None

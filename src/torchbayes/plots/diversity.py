@@ -120,11 +120,8 @@ def random_weights(network: nn.Module, posterior: Posterior) -> list[str]:
     """Return the names of the weights that a hypernetwork generates, else of matrices and kernels."""
     if isinstance(posterior, Generated):
         return list(posterior.generated)
-    return [
-        name
-        for name, p in named_parameters(network).items()
-        if p.dim() > 1 and name in posterior._shapes()
-    ]
+    held = posterior._shapes()
+    return [n for n, p in named_parameters(network).items() if p.dim() > 1 and n in held]
 
 
 def _weights_by_block(

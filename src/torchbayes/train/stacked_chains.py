@@ -102,7 +102,7 @@ class StackedChains:
         finite = self.alive.clone()
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         for gradient in gradients:
-            finite &= torch.isfinite(gradient).flatten(1).all(1)
+            finite &= torch.isfinite(gradient).reshape(len(gradient), -1).all(1)
         died = (self.alive & ~finite).nonzero().flatten().tolist()
         self.alive = finite
         if not bool(finite.all()):

@@ -10,7 +10,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from torchbayes.core.names import named_parameters, named_weights, own_weights, unwrapped
+from torchbayes.core.names import (
+    named_modules,
+    named_parameters,
+    named_weights,
+    own_weights,
+    unwrapped,
+)
 from torchbayes.core.storage import write_tensors
 from torchbayes.posterior.partial import digest_of_rest
 
@@ -81,6 +87,22 @@ def plain_network(model: nn.Module) -> nn.Module:
     """Return the user's network inside a `Wrapper`, torch.compile and DDP, or the network itself."""
     model = unwrapped(model)
     return unwrapped(model.model) if isinstance(model, Wrapper) else model
+
+
+def _place_of(names: Iterable[str], model: nn.Module) -> str:
+    """Say which module to use in place of `model` for weights that it does not have under these names."""
+    names = set(names)
+    for _, place, module in named_modules(model):
+        if place and names <= named_weights(module).keys():
+            return f"it fits its module {place!r}, so pass model.{place}"
+    tops = {name.partition(".")[0] for name in names}
+    if len(tops) == 1 and {n.partition(".")[2] for n in names} <= named_weights(model).keys():
+        top = tops.pop()
+        return (
+            f"it was made for a module that has this one as {top!r}, so pass that module, or make it "
+            f"for module.{top}"
+        )
+    return "use the model that it was trained with"
 
 
 class Posterior(ABC):
@@ -157,7 +179,7 @@ class Posterior(ABC):
             if name not in own:
                 raise ValueError(
                     f"the posterior of a {self.model_name or 'model'} has a weight {name!r} that "
-                    f"{type(model).__name__} does not have: use the model that it was trained with"
+                    f"{type(model).__name__} does not have: {_place_of(shapes, model)}"
                 )
             if own[name] != shape:
                 raise ValueError(

@@ -21,6 +21,7 @@ from torchbayes.core.batch import (
     split_batch,
     to_device,
 )
+from torchbayes.core.eager import uncompiled
 from torchbayes.core.names import named_buffers
 from torchbayes.likelihood import Categorical, Likelihood, as_likelihood
 from torchbayes.posterior import Posterior, Weights, plain_network
@@ -83,7 +84,7 @@ def predictive(
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     runner = _Runner(model, posterior, likelihood, device, max_memory)
     parts: list[Predictive] = []
-    with _evaluating(model), torch.no_grad():
+    with _evaluating(model), torch.no_grad(), uncompiled():
         budget = max_memory // 2 if _is_loader(inputs) else 0
         draws = _Draws(model, posterior, samples, generator, device, budget)
         for block in _blocks(inputs, max_memory // 4, draws.cached):

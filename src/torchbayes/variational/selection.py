@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from torchbayes.core.names import own_weights
+from torchbayes.core.eager import uncompiled
+from torchbayes.core.names import own_weights, unwrapped
 from torchbayes.core.parameters import Params, norm_parameters, selected, trainable
 from torchbayes.posterior import Weights, Wrapper, described, held_names, snapshot
 
@@ -32,7 +33,7 @@ class RandomWrapper(Wrapper):
         self.generator, self._names = generator, list(weights)
         for label, module in trees.items():
             self.add_module(label, module)
-        self._aliases = _aliases(model, weights)
+        self._aliases = _aliases(unwrapped(model), weights)
         self._changing = set(held_names(model, ()))
         # Where to find every parameter: walking through the modules' names takes longer than a small layer.
         own = list(own_weights(model, {name: name for name in weights}))
@@ -50,7 +51,9 @@ class RandomWrapper(Wrapper):
     def _call(self, weights: Weights, args: Any, kwargs: Any) -> Any:
         """Run the network with some weights replaced, wherever they are used."""
         given = {alias: w for name, w in weights.items() for alias in self._aliases[name]}
-        return torch.func.functional_call(self.model, given, args, kwargs, tie_weights=False)
+        network = unwrapped(self.model)
+        with uncompiled():
+            return torch.func.functional_call(network, given, args, kwargs, tie_weights=False)
 
     def get_extra_state(self) -> Tensor:
         """Return the generator's state, for `state_dict()`."""

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchbayes.core.outputs import output_tensor
 from torchbayes.likelihood import Categorical, Likelihood, as_likelihood
 from torchbayes.posterior import Posterior, Samples, snapshot
 from torchbayes.predict.predictive import predictive
@@ -85,7 +86,7 @@ def compare_to_nuts(
 
     def potential(weights: dict[str, Tensor]) -> Tensor:
         outputs = torch.func.functional_call(precise, weights, (x,))
-        return len(x) * likelihood.loss(outputs, y) - prior.log_prob(weights)
+        return len(x) * likelihood.loss(output_tensor(outputs), y) - prior.log_prob(weights)
 
     with torch.random.fork_rng():
         torch.manual_seed(seed)

@@ -15,17 +15,22 @@ from torch import Tensor, nn
 __all__ = [
     "Inputs",
     "arguments",
+    "as_labels",
     "batch_len",
     "call",
     "check_mean_loss",
+    "network_dtype",
     "slice_batch",
     "split_batch",
+    "suited",
     "to_device",
 ]
 
 Inputs: TypeAlias = Tensor | Sequence[Any] | Mapping[str, Any]
 
 _TARGET_KEYS = ("target", "targets", "label", "labels", "y")
+
+_SMALL = {torch.bool, torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32, torch.uint32}
 
 _SUM = 2
 """torch's number for reduction="sum"."""
@@ -94,6 +99,34 @@ def arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
 def to_device(inputs: Any, device: torch.device | str) -> Any:
     """Move every tensor of `inputs` to `device`; other values are kept."""
     return map_tensors(inputs, lambda tensor: tensor.to(device))
+
+
+def network_dtype(model: nn.Module) -> torch.dtype:
+    """Return the floating-point type of a network's weights."""
+    floats = (p.dtype for p in model.parameters() if p.is_floating_point())
+    return next(floats, torch.get_default_dtype())
+
+
+def suited(inputs: Any, device: torch.device | str, dtype: torch.dtype) -> Any:
+    """Move inputs to a network's device, and between float32 and float64 if its weights are the other.
+
+    NumPy's numbers are float64 by default, networks float32. No other type is converted: integers may be
+    indices, and a network in half precision may want full precision where it takes its inputs.
+    """
+
+    def move(tensor: Tensor) -> Tensor:
+        if tensor.dtype is torch.float64:
+            return tensor.to(device, dtype)
+        if dtype is torch.float64 and tensor.dtype is torch.float32:
+            return tensor.to(device, dtype)
+        return tensor.to(device)
+
+    return map_tensors(inputs, move)
+
+
+def as_labels(targets: Tensor) -> Tensor:
+    """Return booleans and small integers as int64, which losses take, and other targets as they are."""
+    return targets.long() if targets.dtype in _SMALL else targets
 
 
 def slice_batch(inputs: Any, start: int, stop: int) -> Any:

@@ -33,7 +33,7 @@ def spelled(train_set: Any, targets: Any, method: str) -> tuple[Any, str]:
         if method not in ("map", targets):
             raise ValueError(f"the method is given twice, {targets!r} and {method!r}: keep one")
         return train_set, targets
-    if not isinstance(targets, (Tensor, list, tuple)) and not is_array(targets):
+    if not isinstance(targets, (list, tuple)) and not _is_numbers(targets):
         given = targets if isinstance(targets, type) else type(targets)
         raise TypeError(
             f"the third argument of fit is a {given.__name__}: expected the targets of the training set, or "
@@ -95,18 +95,12 @@ def _in_memory(data: Any) -> tuple[Any, Tensor] | None:
         data = (data.inputs, data.targets)
     elif isinstance(data, TensorDataset):
         data = data.tensors  # no need to gather example by example
-    if isinstance(data, Tensor) or is_array(data):
+    if _is_numbers(data):
         raise TypeError(
             f"cannot train on a {type(data).__name__} alone: give the targets too, as in fit(model, X, y)"
         )
     if isinstance(data, Mapping):
         inputs, targets = split_batch(data)
-        if targets is None:
-            names = ", ".join(map(repr, data))
-            raise ValueError(
-                f"the data have no targets among {names}: put them under 'labels', or give them too, as in "
-                "fit(model, inputs, targets)"
-            )
     elif isinstance(data, tuple):
         if len(data) != 2:
             raise ValueError(
@@ -114,15 +108,21 @@ def _in_memory(data: Any) -> tuple[Any, Tensor] | None:
                 "tuple or dictionary of their own, as in ((x1, x2), targets)"
             )
         inputs, targets = data
-    elif (
-        isinstance(data, list)
-        and len(data) == 2
-        and (isinstance(data[1], Tensor) or is_array(data[1]))
-    ):
+    elif isinstance(data, list) and len(data) == 2 and _is_numbers(data[1]):
         inputs, targets = data
     else:
         return None
+    if targets is None:
+        found = f" among {', '.join(map(repr, inputs))}" if isinstance(inputs, Mapping) else ""
+        raise ValueError(
+            f"the data have no targets{found}: give them too, as in fit(model, inputs, targets), or in a "
+            "dictionary under 'labels'"
+        )
     return as_tensors(inputs), as_targets(targets)
+
+
+def _is_numbers(value: Any) -> bool:
+    return isinstance(value, Tensor) or is_array(value)
 
 
 def _is_map_style(data: Any) -> bool:

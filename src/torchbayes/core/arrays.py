@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from torchbayes.core.batch import as_labels
+from torchbayes.core.batch import as_labels, map_leaves
 
 __all__ = ["as_inputs", "as_targets", "as_tensors", "is_array"]
 
@@ -38,15 +38,7 @@ def as_tensors(value: Any, what: str = "the inputs") -> Any:
         >>> as_tensors({"x": np.arange(3)})
         {'x': tensor([0, 1, 2])}
     """
-    if is_array(value):
-        return _tensor(value, what)
-    if isinstance(value, Mapping):
-        return {key: as_tensors(part, what) for key, part in value.items()}
-    if isinstance(value, tuple):
-        return tuple(as_tensors(part, what) for part in value)
-    if isinstance(value, list):
-        return [as_tensors(part, what) for part in value]
-    return value
+    return map_leaves(value, lambda leaf: _tensor(leaf, what) if is_array(leaf) else leaf)
 
 
 def as_inputs(value: Any) -> Any:

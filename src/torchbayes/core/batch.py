@@ -157,15 +157,18 @@ def batch_len(inputs: Any) -> int:
 
 def map_tensors(inputs: Any, function: Callable[[Tensor], Tensor]) -> Any:
     """Apply `function` to each tensor of a tensor, tuple, list or dict, however nested."""
-    if isinstance(inputs, Tensor):
-        return function(inputs)
+    return map_leaves(inputs, lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf)
+
+
+def map_leaves(inputs: Any, function: Callable[[Any], Any]) -> Any:
+    """Apply `function` to everything in tuples, lists and dicts, however nested."""
     if isinstance(inputs, Mapping):
-        return {key: map_tensors(value, function) for key, value in inputs.items()}
+        return {key: map_leaves(value, function) for key, value in inputs.items()}
     if isinstance(inputs, tuple):
-        return tuple(map_tensors(value, function) for value in inputs)
+        return tuple(map_leaves(value, function) for value in inputs)
     if isinstance(inputs, list):
-        return [map_tensors(value, function) for value in inputs]
-    return inputs
+        return [map_leaves(value, function) for value in inputs]
+    return function(inputs)
 
 
 def _tensors(inputs: Any) -> Iterator[Tensor]:

@@ -231,7 +231,7 @@ def _is_function(source: Any) -> bool:
 
 def _name(source: Any) -> str:
     if isinstance(source, DataLoader):
-        return f"{type(source).__name__} over a {type(source.dataset).__name__}"
+        return f"{type(source).__name__} over {type(source.dataset).__name__}"
     return f"function {source.__name__!r}" if hasattr(source, "__name__") else type(source).__name__
 
 

@@ -183,7 +183,7 @@ def _check_labels(targets: Tensor | None, outputs: Tensor) -> None:
         if targets.shape[1:] == (1,):
             hint = "pass targets[:, 0]"
         raise ValueError(
-            f"the targets have shape {tuple(targets.shape)}, but one label for each output is "
+            f"the targets have shape {tuple(targets.shape)}, but labels for these outputs have shape "
             f"{(len(targets), *wanted)}: {hint}"
         )
     for bad in (int(targets.min()), int(targets.max())):

@@ -146,7 +146,8 @@ class ForeignLoader(EpochLoader):
         while number < self._steps:
             before = number
             # In the first epoch, one batch more is read to find out whether there is one.
-            for batch in itertools.islice(self._pass(epoch, number), self._left(epoch, number)):
+            most = self._steps - number + (epoch == 0)
+            for batch in itertools.islice(self._pass(epoch, number), most):
                 number += 1
                 if number > self._steps:
                     self._warn_once(
@@ -167,9 +168,6 @@ class ForeignLoader(EpochLoader):
                 )
         if epoch == 0 and start == 0:
             self._check_size(seen)
-
-    def _left(self, epoch: int, number: int) -> int:
-        return self._steps - number + (epoch == 0)
 
     def _check_size(self, seen: int) -> None:
         """Compare the first epoch with the size of the training set, where nobody has told it."""
@@ -250,8 +248,8 @@ def _replicas(source: Any) -> int:
 
 
 def _reseed(source: Any, epoch: int, seed: int) -> None:
-    """Seed every generator that a `DataLoader` draws its order from."""
-    for part in [source, *_samplers(source)]:
+    """Seed every generator that a `DataLoader`, its data set and its samplers keep, and tell them the epoch."""
+    for part in [source, getattr(source, "dataset", None), *_samplers(source)]:
         generator = getattr(part, "generator", None)
         if isinstance(generator, torch.Generator):
             generator.manual_seed(seed)

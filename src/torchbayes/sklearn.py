@@ -16,6 +16,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
+from torchbayes.core.outputs import Output
 from torchbayes.likelihood import Categorical, GaussianNoise, Likelihood
 from torchbayes.models import build_model
 from torchbayes.predict.results import ClassPredictive, RegressionPredictive
@@ -68,11 +69,11 @@ class _BayesianEstimator(BaseEstimator):  # type: ignore[misc]
     def __init__(
         self, model: nn.Module | Callable[[], nn.Module] | None = None, method: str = "ensemble", *,
         lr: float | None = None, epochs: int = 100, batch_size: int = 64, samples: int = 32,
-        options: Mapping[str, Any] | None = None, random_state: Any = None,
+        options: Mapping[str, Any] | None = None, random_state: Any = None, output: Output = None,
     ) -> None:  # fmt: skip
         self.model, self.method, self.lr, self.epochs = model, method, lr, epochs
         self.batch_size, self.samples = batch_size, samples
-        self.options, self.random_state = options, random_state
+        self.options, self.random_state, self.output = options, random_state, output
 
     def _fit(self, inputs: Tensor, targets: Tensor, outputs: int, likelihood: Likelihood) -> None:
         self.seed_ = int(check_random_state(self.random_state).randint(2**31 - 1))
@@ -82,7 +83,7 @@ class _BayesianEstimator(BaseEstimator):  # type: ignore[misc]
         self.run_ = fit(
             self._network(inputs, outputs), (self._cast(inputs), targets), self.method,
             epochs=self.epochs, batch_size=self.batch_size, likelihood=likelihood, seed=self.seed_,
-            progress=False, **options,
+            progress=False, output=self.output, **options,
         )  # fmt: skip
 
     def _network(self, inputs: Tensor, outputs: int) -> nn.Module | Callable[[], nn.Module]:
@@ -125,6 +126,7 @@ class BayesianClassifier(ClassifierMixin, _BayesianEstimator):  # type: ignore[m
         samples: Number of draws for predictions.
         options: Other options of the method.
         random_state: A seed, a NumPy generator, or None for a new seed at every fit.
+        output: Where the tensor of the likelihood is in what the model returns; see `torchbayes.fit`.
 
     Attributes:
         classes_: The labels, in the order of `predict_proba`'s columns.

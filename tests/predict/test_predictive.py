@@ -630,8 +630,8 @@ def test_losses_as_likelihoods(model: Sums) -> None:
 
 
 def test_inputs_that_are_no_tensors(model: Sums) -> None:
-    with pytest.raises(TypeError, match="not ndarray"):
-        tb.predictive(model, spread(model), np.zeros((4, 3)))
+    with pytest.raises(TypeError, match="not str"):
+        tb.predictive(model, spread(model), "a path")
     with pytest.raises(ValueError, match="no tensor with a batch dimension"):
         tb.predictive(model, spread(model), torch.tensor(1.0))
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from torchbayes.checks.convergence import Array, by_chain, ess, rhat
 from torchbayes.core.names import named_parameters
+from torchbayes.core.outputs import output_tensor
 from torchbayes.likelihood import Categorical, Likelihood
 from torchbayes.posterior import Point, Samples
 from torchbayes.predict.predictive import predictive
@@ -105,10 +106,10 @@ def log_posterior(
     values: list[float] = []
     try:
         for weights in samples:
-            losses = [
-                float(noise.loss(samples.call(model, weights, x), y)) * len(y)
-                for x, y in zip(inputs.split(512), targets.split(512), strict=True)
-            ]
+            losses = []
+            for x, y in zip(inputs.split(512), targets.split(512), strict=True):
+                outputs = output_tensor(samples.call(model, weights, x))
+                losses.append(float(noise.loss(outputs, y)) * len(y))
             likely = -sum(losses) / len(targets) * train_size / temperature
             own = {name: tensor for name, tensor in weights.items() if name in trainable}
             values.append(likely + float(prior.log_prob(own)))

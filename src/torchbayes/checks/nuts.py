@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from torchbayes.core.names import own_weights
+from torchbayes.core.outputs import output_tensor
 from torchbayes.core.parameters import trainable
 from torchbayes.likelihood import Categorical, Likelihood, as_likelihood
 from torchbayes.posterior import Posterior, Samples, snapshot
@@ -87,7 +88,7 @@ def compare_to_nuts(
 
     def potential(weights: dict[str, Tensor]) -> Tensor:
         outputs = torch.func.functional_call(precise, own_weights(precise, weights), (x,))
-        return len(x) * likelihood.loss(outputs, y) - prior.log_prob(weights)
+        return len(x) * likelihood.loss(output_tensor(outputs), y) - prior.log_prob(weights)
 
     with torch.random.fork_rng():
         torch.manual_seed(seed)

@@ -15,17 +15,22 @@ from torch import Tensor, nn
 __all__ = [
     "Inputs",
     "arguments",
+    "as_labels",
     "batch_len",
     "call",
     "check_mean_loss",
+    "network_dtype",
     "slice_batch",
     "split_batch",
+    "suited",
     "to_device",
 ]
 
 Inputs: TypeAlias = Tensor | Sequence[Any] | Mapping[str, Any]
 
 _TARGET_KEYS = ("target", "targets", "label", "labels", "y")
+
+_SMALL = {torch.bool, torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32, torch.uint32}
 
 _SUM = 2
 """torch's number for reduction="sum"."""
@@ -96,6 +101,34 @@ def to_device(inputs: Any, device: torch.device | str) -> Any:
     return map_tensors(inputs, lambda tensor: tensor.to(device))
 
 
+def network_dtype(model: nn.Module) -> torch.dtype:
+    """Return the floating-point type of a network's weights."""
+    floats = (p.dtype for p in model.parameters() if p.is_floating_point())
+    return next(floats, torch.get_default_dtype())
+
+
+def suited(inputs: Any, device: torch.device | str, dtype: torch.dtype) -> Any:
+    """Move inputs to a network's device, and between float32 and float64 if its weights are the other.
+
+    NumPy's numbers are float64 by default, networks float32. No other type is converted: integers may be
+    indices, and a network in half precision may want full precision where it takes its inputs.
+    """
+
+    def move(tensor: Tensor) -> Tensor:
+        if tensor.dtype is torch.float64:
+            return tensor.to(device, dtype)
+        if dtype is torch.float64 and tensor.dtype is torch.float32:
+            return tensor.to(device, dtype)
+        return tensor.to(device)
+
+    return map_tensors(inputs, move)
+
+
+def as_labels(targets: Tensor) -> Tensor:
+    """Return booleans and small integers as int64, which losses take, and other targets as they are."""
+    return targets.long() if targets.dtype in _SMALL else targets
+
+
 def slice_batch(inputs: Any, start: int, stop: int) -> Any:
     """Keep examples `start` to `stop` of every tensor of `inputs`.
 
@@ -124,15 +157,18 @@ def batch_len(inputs: Any) -> int:
 
 def map_tensors(inputs: Any, function: Callable[[Tensor], Tensor]) -> Any:
     """Apply `function` to each tensor of a tensor, tuple, list or dict, however nested."""
-    if isinstance(inputs, Tensor):
-        return function(inputs)
+    return map_leaves(inputs, lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf)
+
+
+def map_leaves(inputs: Any, function: Callable[[Any], Any]) -> Any:
+    """Apply `function` to everything in tuples, lists and dicts, however nested."""
     if isinstance(inputs, Mapping):
-        return {key: map_tensors(value, function) for key, value in inputs.items()}
+        return {key: map_leaves(value, function) for key, value in inputs.items()}
     if isinstance(inputs, tuple):
-        return tuple(map_tensors(value, function) for value in inputs)
+        return tuple(map_leaves(value, function) for value in inputs)
     if isinstance(inputs, list):
-        return [map_tensors(value, function) for value in inputs]
-    return inputs
+        return [map_leaves(value, function) for value in inputs]
+    return function(inputs)
 
 
 def _tensors(inputs: Any) -> Iterator[Tensor]:

@@ -12,6 +12,7 @@ from torchbayes.data.corruptions import CORRUPTIONS, corrupt
 from torchbayes.data.dataset import DataSet, Split
 from torchbayes.data.datasets import DATASETS, DataEntry, load_data, make_loader
 from torchbayes.data.folder import ImageFolder
+from torchbayes.data.foreign import ForeignLoader
 from torchbayes.data.images import read_image
 from torchbayes.data.loader import BatchLoader
 from torchbayes.data.ood import OutOfDistribution, noise_for, ood_for
@@ -27,6 +28,7 @@ __all__ = [
     "DataEntry",
     "DataError",
     "DataSet",
+    "ForeignLoader",
     "ImageFolder",
     "Inputs",
     "Normalise",

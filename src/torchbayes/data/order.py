@@ -59,7 +59,12 @@ class EpochLoader(ABC):
         drop_last: Whether to drop an incomplete last batch.
         rank: Rank of this process.
         world_size: Number of processes that share each batch.
+
+    Attributes:
+        doubt: Why a resumed run may see other batches than one that was never stopped; None if it cannot.
     """
+
+    doubt: str | None = None
 
     def __init__(
         self, num_examples: int, batch_size: int, shuffle: bool, seed: int,
@@ -116,6 +121,20 @@ class EpochLoader(ABC):
                 f"start is {start}: expected 0 to {len(self)}, the batches of an epoch"
             )
         return self._read(epoch, self._plan(epoch, start))
+
+    def peek(self) -> tuple[Any, Any]:
+        """Return the first batch of the first epoch."""
+        return next(iter(self.batches(0)))
+
+    def weight(self, batch: int, count: int) -> float:
+        """Return the fraction of a global batch that this process has.
+
+        Args:
+            batch: Number of the batch.
+            count: Examples of it that this process has.
+        """
+        first = batch * self.batch_size
+        return count / min(self.batch_size, self.num_examples - first)
 
     def _plan(self, epoch: int, start: int) -> Iterator[tuple[int, Tensor]]:
         """Yield the number of each batch and the indices of this rank's share."""

@@ -17,7 +17,7 @@ from torchbayes.core.batch import slice_batch, split_batch
 from torchbayes.data.order import EXAMPLE, EpochLoader, mixed_seed
 from torchbayes.data.source import DataError
 
-__all__ = ["StreamLoader"]
+__all__ = ["StreamLoader", "restored_generators"]
 
 
 class StreamLoader(EpochLoader):
@@ -96,7 +96,7 @@ class _Batches(Dataset[Any]):
 
     def __getitem__(self, job: _Job) -> Any:
         examples = []
-        with _restored_generators():
+        with restored_generators():
             # An empty share keeps the shapes and types of the data: read any example, keep none.
             for index in job.indices or [0]:
                 seed = mixed_seed(EXAMPLE, self.seed, job.epoch, index)
@@ -109,14 +109,21 @@ class _Batches(Dataset[Any]):
                     return error
                 except OSError as error:
                     return DataError(f"example {index} of the data set could not be read: {error}")
-        inputs, targets = slice_batch(split_batch(default_collate(examples)), 0, len(job.indices))
+        try:
+            batch = default_collate(examples)
+        except (RuntimeError, TypeError) as error:
+            return DataError(
+                f"examples of the data set cannot be put into one batch ({str(error).splitlines()[0]}): pass "
+                "a DataLoader with a collate_fn of your own"
+            )
+        inputs, targets = slice_batch(split_batch(batch), 0, len(job.indices))
         if self.transform is not None:
             inputs = self.transform(inputs, torch.Generator().manual_seed(job.seed))
         return inputs, targets
 
 
 @contextmanager
-def _restored_generators() -> Iterator[None]:
+def restored_generators() -> Iterator[None]:
     """Restore the global generators after the block."""
     state = torch.get_rng_state(), np.random.get_state(), random.getstate()
     try:

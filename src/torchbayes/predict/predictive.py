@@ -13,16 +13,19 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from torchbayes.core.arrays import as_inputs, as_tensors
 from torchbayes.core.batch import (
     arguments,
     batch_len,
     map_tensors,
+    network_dtype,
     slice_batch,
     split_batch,
-    to_device,
+    suited,
 )
 from torchbayes.core.eager import uncompiled
 from torchbayes.core.names import named_buffers
+from torchbayes.core.outputs import Output, output_tensor
 from torchbayes.likelihood import Categorical, Likelihood, as_likelihood
 from torchbayes.posterior import Posterior, Weights, plain_network
 from torchbayes.predict.results import Predictive
@@ -48,7 +51,7 @@ _Source = Callable[[int, torch.Generator], Iterator[Weights]]
 def predictive(
     model: nn.Module, posterior: Posterior, inputs: Any, samples: int = 32,
     likelihood: Likelihood | None = None, generator: torch.Generator | None = None,
-    max_memory: int = 1 << 30,
+    max_memory: int = 1 << 30, output: Output = None,
 ) -> Predictive:  # fmt: skip
     """Predict by averaging over the weights: p(y | x) ≈ mean over draws of p(y | x, w).
 
@@ -58,13 +61,15 @@ def predictive(
     Args:
         model: The network, or the wrapper that it was trained in.
         posterior: The posterior to draw from.
-        inputs: A tensor, a tuple (the model's positional arguments) or a dictionary (its keyword
-            arguments) of tensors; or a loader: an iterable of batches, each of them inputs or a pair of
-            inputs and targets.
+        inputs: A tensor, array or data frame, a tuple (the model's positional arguments) or a dictionary (its
+            keyword arguments; `labels` are left out) of them; a loader, that is an iterable of batches, each
+            of them inputs or a pair of inputs and targets; or a torch data set.
         samples: Number of draws. A finite posterior, such as an ensemble, gives each member once.
         likelihood: Meaning of the outputs; class logits if None.
         generator: Source of the draws; torch's global one if None.
         max_memory: Approximate limit in bytes on draws and activations held at a time.
+        output: Where the likelihood's tensor is in what the model returns: a key, an index or a function. A
+            tensor, and what is called `logits`, is found without it.
 
     Example:
         >>> import torch, torchbayes as tb
@@ -82,7 +87,8 @@ def predictive(
     if generator is None:
         generator = torch.Generator().manual_seed(int(torch.empty((), dtype=torch.int64).random_()))
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    runner = _Runner(model, posterior, likelihood, device, max_memory)
+    runner = _Runner(model, posterior, likelihood, device, max_memory, output)
+    inputs = as_inputs(inputs)
     parts: list[Predictive] = []
     with _evaluating(model), torch.no_grad(), uncompiled():
         budget = max_memory // 2 if _is_loader(inputs) else 0
@@ -130,7 +136,7 @@ def _blocks(inputs: Any, budget: int, cached: bool) -> Iterator[list[Any]]:
     block: list[Any] = []
     size = 0
     for batch in inputs:
-        block.append(split_batch(batch)[0])
+        block.append(as_tensors(split_batch(batch)[0]))
         size += _bytes(block[-1])
         if cached or size >= budget:
             yield block
@@ -196,10 +202,11 @@ class _Runner:
 
     def __init__(
         self, model: nn.Module, posterior: Posterior, likelihood: Likelihood, device: torch.device,
-        max_memory: int,
+        max_memory: int, output: Output,
     ) -> None:  # fmt: skip
         self._model, self._posterior, self._likelihood = model, posterior, likelihood
-        self._device, self._max_memory = device, max_memory
+        self._device, self._max_memory, self._output = device, max_memory, output
+        self._dtype = network_dtype(model)
         self._per_example: dict[Any, tuple[int, int]] = {}
         self._can_vmap = posterior.vmappable
 
@@ -241,7 +248,7 @@ class _Runner:
         return {name: torch.stack([draw[name] for draw in group]) for name in group[0]}
 
     def _outputs(self, group: list[Weights], stacked: Weights | None, piece: Any) -> Tensor:
-        args, kwargs = arguments(to_device(piece, self._device))
+        args, kwargs = arguments(suited(piece, self._device, self._dtype))
         length = batch_len(piece)
 
         def call(draw: Weights) -> Tensor:
@@ -258,12 +265,8 @@ class _Runner:
                 self._can_vmap = False
         return torch.stack([call(draw) for draw in group])
 
-    def _checked(self, outputs: Any, length: int) -> Tensor:
-        if not isinstance(outputs, Tensor):
-            raise TypeError(
-                f"{type(self._model).__name__} returns a {type(outputs).__name__}: predictive needs a module "
-                "that returns one tensor; wrap it in one that selects it"
-            )
+    def _checked(self, returned: Any, length: int) -> Tensor:
+        outputs = output_tensor(returned, self._output, network=type(self._model).__name__)
         if outputs.shape[:1] != (length,):
             raise ValueError(
                 f"{type(self._model).__name__} returns shape {tuple(outputs.shape)} for {length} examples: "
@@ -280,7 +283,7 @@ class _Runner:
         leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
         key = tuple((leaf.shape[1:], leaf.dtype) for leaf in leaves)
         if key not in self._per_example:
-            one = to_device(slice_batch(batch, 0, 1), self._device)
+            one = suited(slice_batch(batch, 0, 1), self._device, self._dtype)
             two = map_tensors(one, lambda t: torch.cat([t, t]) if t.dim() else t)
             sizes = []
             for inputs in (one, two):

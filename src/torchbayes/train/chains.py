@@ -149,7 +149,7 @@ class SamplerMethod(Method):
             restart(self.model, self.plan)
             starts.append(snapshot(self.model))
         assign(self.model, own)
-        self.stack = StackedChains(self.model, self.likelihood, starts)
+        self.stack = StackedChains(self.model, self.likelihood, starts, self.plan.output)
         prior = StackedPrior.of(self.build(self.algorithm, self.model).prior)
         sampler: Sampler = self.build(self.algorithm, self.stack.model, prior=prior)
         self.set_optimizer(sampler)

@@ -14,17 +14,25 @@ from torch import nn
 
 from torchbayes.core import distributed
 from torchbayes.core.names import named_parameters, unwrapped
+from torchbayes.core.outputs import Output
 from torchbayes.core.parameters import Params, frozen_norms, selected, training_only
 from torchbayes.likelihood import Likelihood
 from torchbayes.posterior import Posterior
 from torchbayes.predict.predictive import predictive
 from torchbayes.predict.results import Predictive
-from torchbayes.train.data import as_loader, check_data, device_of, likelihood_for
+from torchbayes.train.data import (
+    as_loader,
+    check_data,
+    check_device,
+    device_of,
+    likelihood_for,
+    spelled,
+)
 from torchbayes.train.loop import Training
 from torchbayes.train.method import Plan
 from torchbayes.train.progress import NoProgress, Progress, RichProgress
 from torchbayes.train.registry import check_options, find_method
-from torchbayes.train.schedule import Schedule
+from torchbayes.train.schedule import Schedule, as_schedule
 from torchbayes.train.tracking import Logger
 
 __all__ = ["Run", "fit"]
@@ -45,6 +53,7 @@ class Run:
         likelihood: Meaning of the network's outputs.
         method: Name of the method.
         seconds: Training time, over all resumed parts.
+        output: Where the likelihood's tensor is in what the network returns, as it was given to `fit`.
     """
 
     model: nn.Module
@@ -53,22 +62,25 @@ class Run:
     likelihood: Likelihood
     method: str
     seconds: float
+    output: Output = None
 
     def predict(self, inputs: Any, samples: int = 32, **kwargs: Any) -> Predictive:
         """Predict with the weights averaged out; see `torchbayes.predictive`."""
-        return predictive(
-            self.model, self.posterior, inputs, samples, likelihood=self.likelihood, **kwargs
-        )
+        known = {"likelihood": self.likelihood, "output": self.output}
+        return predictive(self.model, self.posterior, inputs, samples, **(known | kwargs))
 
 
 def fit(
     model: nn.Module | Callable[[], nn.Module],
     train_set: Any,
+    targets: Any = None,
     method: str = "map",
     *,
     params: Params | None = None,
     epochs: int = 10,
     batch_size: int = 128,
+    train_size: int | None = None,
+    output: Output = None,
     likelihood: Likelihood | Any | None = None,
     validation: Any | None = None,
     transform: Callable[[Any, torch.Generator], Any] | None = None,
@@ -96,17 +108,24 @@ def fit(
         model: The network, or a function that makes one. A network is not changed: its copy is trained,
             without `torch.compile` and DDP around it, and is `Run.model`. An ensemble needs several random
             starts: a function gives them, a network's layers are asked to `reset_parameters`.
-        train_set: A pair of tensors (inputs, targets), a map-style torch data set, or one of
-            torchbayes' loaders.
+        train_set: A pair (inputs, targets) of tensors, arrays or data frames; a dictionary of them with the
+            targets under `labels`; a torch data set, map-style or iterable; a `DataLoader` or another
+            iterable of batches, a function that returns one, or one of torchbayes' loaders. See
+            docs/own-data.md.
+        targets: The targets, if `train_set` is the inputs alone; a string is the method, as in
+            `fit(model, data, "vogn")`.
         method: A name of `torchbayes.METHODS`, such as `"map"` or `"ensemble"`.
         params: What to train: names or patterns of weights (`"head.*"`, `"*lora_*"`), modules, parameters, or
             a list of these; all that require a gradient if None. The rest, batch-norm statistics included,
             is frozen and no part of the posterior; `Run.model` shares its memory with the network's.
         epochs: Passes through the training set.
         batch_size: Examples per update (not used with a loader).
+        train_size: Number of training examples, for data that cannot tell it, such as an iterable data set.
+        output: Where the likelihood's tensor is in what the network returns: a key, an index or a function.
+            A tensor, and what is called `logits`, is found without it.
         likelihood: Meaning of the outputs; by default classes for integer targets, Gaussian noise of learned
             size for real ones.
-        validation: Inputs and targets, or a loader of them, to score after every epoch.
+        validation: Data to score after every epoch, in any of the forms of `train_set`.
         transform: Applied to every batch of inputs, such as normalisation and augmentation.
         schedule: Learning-rate schedule.
         clip_norm: Largest norm of a gradient; no limit if None.
@@ -136,10 +155,12 @@ def fit(
         >>> bool((run.predict(x).prediction == y).float().mean() > 0.9)
         True
     """
+    train_set, method = spelled(train_set, targets, method)
     method_class = find_method(method)
     check_options(method_class, options)
-    schedule = Schedule(schedule) if isinstance(schedule, str) else schedule
-    _check_numbers(epochs, batch_size, accumulate, clip_norm, amp)
+    schedule = as_schedule(schedule)
+    _check_numbers(epochs, batch_size, accumulate, train_size, clip_norm, amp)
+    check_device(device)
     with contextlib.ExitStack() as stack:
         stack.enter_context(distributed.process_group())
         stack.enter_context(_seeded(seed))
@@ -154,16 +175,19 @@ def fit(
             norm.eval()
         rank, world = distributed.rank(), distributed.world_size()
         shard = (0, 1) if method_class.one_per_rank else (rank, world)
-        loader = as_loader(train_set, batch_size, seed, transform, shard)
+        loader = as_loader(train_set, batch_size, seed, transform, shard, train_size=train_size)
+        held_out = None
+        if validation is not None:
+            held_out = as_loader(validation, 512, 0, transform, (0, 1), shuffle=False)
         noise = likelihood_for(loader, likelihood).to(device_of(made))
-        check_data(made, loader, noise)
+        check_data(made, loader, noise, output)
         if not method_class.one_per_rank:
             distributed.broadcast([*made.parameters(), *made.buffers()])
         torch.manual_seed(
             seed + 1_000_003 * (rank + 1)
         )  # the model is made: from here on ranks differ
         plan = Plan(
-            train_size=loader.num_examples,
+            train_size=loader.num_examples if train_size is None else train_size,
             epochs=epochs,
             steps_per_epoch=len(loader),
             generator=torch.Generator(device_of(made)).manual_seed(seed + 7_919 * (rank + 1)),
@@ -171,14 +195,16 @@ def fit(
             schedule=schedule,
             rank=rank,
             world_size=world,
+            output=output,
         )
         settings = {
             "method": method,
             "epochs": epochs,
             "batch_size": loader.batch_size,
             "seed": seed,
-            "train_size": loader.num_examples,
+            "train_size": plan.train_size,
             "network": type(made).__name__,
+            "output": _plain(output),
             **schedule.settings(),
             "clip_norm": clip_norm,
             "amp": amp,
@@ -190,8 +216,7 @@ def fit(
         training = Training(
             method=method_class(made, noise, plan, **options),
             loader=loader,
-            validation=validation,
-            transform=transform,
+            validation=held_out,
             clip_norm=clip_norm,
             amp=None if amp is None else _AMP[amp],
             accumulate=accumulate,
@@ -210,7 +235,7 @@ def fit(
             if logger is not None:
                 logger.artifact(training.folder.posterior_file)
         distributed.barrier()
-    return Run(made, posterior, training.history, noise, method, training.seconds)
+    return Run(made, posterior, training.history, noise, method, training.seconds, output)
 
 
 @contextlib.contextmanager
@@ -236,11 +261,18 @@ def _plain(option: Any) -> Any:
 
 
 def _check_numbers(
-    epochs: int, batch_size: int, accumulate: int, clip_norm: float | None, amp: str | None
+    epochs: int,
+    batch_size: int,
+    accumulate: int,
+    train_size: int | None,
+    clip_norm: float | None,
+    amp: str | None,
 ) -> None:
     for name, value in (("epochs", epochs), ("batch_size", batch_size), ("accumulate", accumulate)):
         if value < 1:
             raise ValueError(f"{name} is {value}: expected a whole number of at least 1")
+    if train_size is not None and train_size < 1:
+        raise ValueError(f"train_size is {train_size}: expected the number of training examples")
     if clip_norm is not None and not clip_norm > 0:
         raise ValueError(f"clip_norm is {clip_norm:g}: expected a norm above 0")
     if amp is not None and amp not in _AMP:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,19 @@ import torch
 from torch import Tensor, nn
 
 from torchbayes.core import distributed
-from torchbayes.core.batch import batch_len, call, slice_batch, split_batch, to_device
+from torchbayes.core.batch import (
+    as_labels,
+    batch_len,
+    call,
+    network_dtype,
+    slice_batch,
+    split_batch,
+    suited,
+)
+from torchbayes.core.outputs import output_tensor
 from torchbayes.data.order import EpochLoader
 from torchbayes.likelihood import Categorical
-from torchbayes.train.data import as_loader, device_of
+from torchbayes.train.data import device_of
 from torchbayes.train.failures import TrainingError, first_nonfinite_layer, first_nonfinite_weight
 from torchbayes.train.interrupt import StopRequest, stop_requests
 from torchbayes.train.method import Method
@@ -37,8 +47,7 @@ class Training:
 
     method: Method
     loader: EpochLoader
-    validation: Any
-    transform: Callable[[Any, torch.Generator], Any] | None
+    validation: EpochLoader | None
     clip_norm: float | None
     amp: torch.dtype | None
     accumulate: int
@@ -53,7 +62,7 @@ class Training:
     sums: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.device = device_of(self.method.model)
+        self.device, self.dtype = device_of(self.method.model), network_dtype(self.method.model)
         self.shared = distributed.world_size() > 1 and not self.method.one_per_rank
         own = [p for p in self.method.likelihood.parameters() if p.requires_grad]
         # A learned noise level is trained alike by every method: with an Adam of its own.
@@ -81,6 +90,11 @@ class Training:
             self.folder.keep_metrics([])
         if resume and state is not None:
             self._restore(state)
+            if self.loader.doubt is not None:
+                warnings.warn(
+                    f"the resumed run may differ from one that was never stopped: {self.loader.doubt}",
+                    stacklevel=3,
+                )
 
     def run(self, progress: Progress) -> None:
         """Train to the end."""
@@ -116,7 +130,8 @@ class Training:
         """Take one step on one batch."""
         if targets is None:
             raise ValueError("the training set has no targets: give pairs of inputs and targets")
-        inputs, targets = to_device(inputs, self.device), targets.to(self.device)
+        inputs = suited(inputs, self.device, self.dtype)
+        targets = as_labels(targets).to(self.device)
         count = batch_len(inputs)
         # Batches are global: under torchrun this process has only its share of the examples.
         share = self._share(count)
@@ -160,8 +175,7 @@ class Training:
     def _share(self, count: int) -> float:
         if not self.shared:
             return 1.0
-        first = self.batch * self.loader.batch_size
-        return count / min(self.loader.batch_size, self.loader.num_examples - first)
+        return self.loader.weight(self.batch, count)
 
     def _finish_gradients(self, share: float) -> None:
         if self.scaler.is_enabled():
@@ -217,14 +231,16 @@ class Training:
     @torch.no_grad()
     def _validate(self) -> dict[str, float]:
         """Score the current mean weights; `torchbayes evaluate` scores the posterior."""
+        assert self.validation is not None
         module, likelihood = self.method.scored(self._training_batches()), self.method.likelihood
-        loader = as_loader(self.validation, 512, 0, self.transform, (0, 1), shuffle=False)
         nll, correct, count = 0.0, 0.0, 0
-        for batch in loader.batches(0):
+        for batch in self.validation.batches(0):
             inputs, targets = split_batch(batch)
-            assert targets is not None
-            outputs = call(module, to_device(inputs, self.device))
-            targets = targets.to(self.device)
+            if targets is None:
+                raise ValueError("the validation set has no targets: give inputs and targets")
+            outputs = call(module, suited(inputs, self.device, self.dtype))
+            outputs = output_tensor(outputs, self.method.plan.output)
+            targets = as_labels(targets).to(self.device)
             size = len(targets)
             nll += float(likelihood.loss(outputs, targets)) * size
             if isinstance(likelihood, Categorical):
@@ -237,7 +253,7 @@ class Training:
 
     def _training_batches(self) -> Iterator[Any]:
         for batch in self.loader.batches(self.epoch):
-            yield to_device(split_batch(batch)[0], self.device)
+            yield suited(split_batch(batch)[0], self.device, self.dtype)
 
     def _pause(self, stop: StopRequest) -> tuple[bool, bool]:
         """Whether to save now, and whether to stop afterwards.

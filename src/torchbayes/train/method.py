@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from torchbayes.core.batch import call
+from torchbayes.core.outputs import Output, output_tensor
 from torchbayes.likelihood import Likelihood
 from torchbayes.posterior import Posterior
 from torchbayes.train.schedule import Schedule
@@ -42,6 +43,7 @@ class Plan:
         schedule: How the learning rate changes.
         rank: This process's number under torchrun, from 0.
         world_size: The number of processes.
+        output: Where the likelihood's tensor is in what the network returns.
     """
 
     train_size: int
@@ -52,6 +54,7 @@ class Plan:
     schedule: Schedule = field(default_factory=Schedule)
     rank: int = 0
     world_size: int = 1
+    output: Output = None
 
 
 def arguments_of(cls: type) -> dict[str, inspect.Parameter]:
@@ -154,9 +157,16 @@ class Method(ABC):
             optimizer, self.plan.epochs, self.plan.steps_per_epoch
         )
 
+    def outputs(self, inputs: Any) -> Tensor:
+        """Return what the likelihood takes of the module's outputs."""
+        returned = call(self.module, inputs)
+        if self.plan.output is None and isinstance(returned, Tensor):
+            return returned  # at every step, so without another call
+        return output_tensor(returned, self.plan.output)
+
     def loss(self, inputs: Any, targets: Tensor) -> Tensor:
         """Return the mean loss of a batch, and note its parts in `logs`."""
-        nll = self.likelihood.loss(call(self.module, inputs), targets)
+        nll = self.likelihood.loss(self.outputs(inputs), targets)
         self.logs = {"nll": nll.detach()}
         return nll
 

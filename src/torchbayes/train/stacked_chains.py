@@ -12,6 +12,7 @@ from torch.func import functional_call, vmap
 
 from torchbayes.core.batch import arguments
 from torchbayes.core.names import own_weights
+from torchbayes.core.outputs import Output, output_tensor
 from torchbayes.core.parameters import trainable
 from torchbayes.likelihood import Likelihood
 from torchbayes.posterior import Weights
@@ -60,16 +61,23 @@ class StackedChains:
         model: The network.
         likelihood: What its outputs mean.
         starts: Initial weights of every chain.
+        output: Where the likelihood's tensor is in what the network returns.
     """
 
-    def __init__(self, model: nn.Module, likelihood: Likelihood, starts: Sequence[Weights]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        likelihood: Likelihood,
+        starts: Sequence[Weights],
+        output: Output = None,
+    ) -> None:
         buffer = next((name for name, _ in model.named_buffers()), None)
         if buffer is not None:
             raise ValueError(
                 f"the network has the buffer {buffer!r}, which chains that run side by side would share: "
                 "leave out side_by_side to run them one after another"
             )
-        self._net, self._likelihood = model, likelihood
+        self._net, self._likelihood, self._output = model, likelihood, output
         self.model = copy.deepcopy(model)
         stacked: dict[int, nn.Parameter] = {}
         for name, old in trainable(self.model).items():  # chains share what is frozen
@@ -87,10 +95,9 @@ class StackedChains:
         positional, named = arguments(inputs)
 
         def one(weights: Weights) -> Tensor:
-            return self._likelihood.loss(
-                functional_call(self._net, own_weights(self._net, weights), positional, named),
-                targets,
-            )
+            own = own_weights(self._net, weights)
+            outputs = functional_call(self._net, own, positional, named)
+            return self._likelihood.loss(output_tensor(outputs, self._output), targets)
 
         weights: Weights = {**trainable(self.model)}
         losses: Tensor = vmap(one, randomness="different")(weights)

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from torchbayes.core import distributed
-from torchbayes.core.batch import call
 from torchbayes.core.names import named_parameters
 from torchbayes.likelihood import Likelihood
 from torchbayes.optim import MAP, MLE
@@ -113,7 +112,7 @@ class MeanFieldMethod(Method):
         """Return the minibatch's share of the free energy, per example."""
         nlls, kls = [], []
         for _ in range(self.mc_samples):
-            nlls.append(self.likelihood.loss(call(self.module, inputs), targets))
+            nlls.append(self.likelihood.loss(self.outputs(inputs), targets))
             # The exact KL is the same for every draw, so one of them serves.
             if len(nlls) == self.mc_samples or not isinstance(self.module.prior, GaussianPrior):
                 kls.append(self.module.kl())

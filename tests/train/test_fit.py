@@ -7,6 +7,7 @@ import json
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -38,6 +39,51 @@ def by_hand(model: nn.Module, epochs: int, batch_size: int, decay: float, seed: 
             optimizer.zero_grad()
             F.cross_entropy(model(x), y).backward()
             optimizer.step()
+
+
+@pytest.mark.parametrize("method", ["map", "vogn", "bbb", "sgld", "ensemble", "hypernet", "swag"])
+def test_the_network_that_is_passed_stays_as_it_is(method: str) -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)).eval()
+    before, address = tb.snapshot(model), model[0].weight.data_ptr()
+    hooks: list[int] = []
+    model.register_forward_hook(lambda *_: hooks.append(1))
+    run = tb.fit(model, blobs(), method, epochs=1, progress=False)
+    assert run.model is not model
+    assert hooks  # the copy has them too
+    assert not model.training
+    assert model[0].weight.grad is None
+    assert model[0].weight.data_ptr() == address
+    now = tb.snapshot(model)
+    assert all(torch.equal(now[name], before[name]) for name in before)
+    own = tb.fit(model, blobs(), method, epochs=1, in_place=True, progress=False)
+    assert own.model is model
+    same = zip(tb.snapshot(model).values(), tb.snapshot(run.model).values(), strict=True)
+    assert all(torch.equal(a, b) for a, b in same)
+    made: list[nn.Module] = []
+    factory = lambda: made.append(small_net()) or made[-1]  # noqa: E731
+    assert tb.fit(factory, blobs(), method, epochs=1, progress=False).model is made[0]
+
+
+def test_a_network_that_cannot_be_copied_is_named() -> None:
+    class Locked(nn.Linear):
+        def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+            raise RuntimeError("it holds a lock")
+
+    with pytest.raises(
+        ValueError, match=r"Locked cannot be copied \(it holds a lock\).*in_place=True"
+    ):
+        tb.fit(Locked(4, 3), blobs(), epochs=1, progress=False)
+    locked = Locked(4, 3)
+    assert tb.fit(locked, blobs(), epochs=1, in_place=True, progress=False).model is locked
+
+
+def test_in_place_the_rest_is_trainable_again_afterwards() -> None:
+    model = small_net()
+    tb.fit(model, blobs(), epochs=1, params="2", in_place=True, progress=False)
+    assert all(p.requires_grad for p in model.parameters())
+    model[0].requires_grad_(False)
+    with pytest.raises(ValueError, match=r"'0\.weight' of params is frozen: set requires_grad"):
+        tb.fit(model, blobs(), params="0.weight", progress=False)
 
 
 def test_map_equals_an_ordinary_loop() -> None:

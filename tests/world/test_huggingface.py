@@ -49,10 +49,10 @@ def tokenizer() -> Any:
     )
 
 
-def loader(rows: list[dict[str, Any]] = ROWS, batch_size: int = 16) -> DataLoader[Any]:
+def loader(batch_size: int = 16, *, shuffle: bool = True) -> DataLoader[Any]:
     """What a Trainer's user has: rows of a data set and a collator that pads them."""
     collate = transformers.DataCollatorWithPadding(tokenizer())
-    return DataLoader(rows, batch_size, shuffle=True, collate_fn=collate)  # type: ignore[arg-type]
+    return DataLoader(ROWS, batch_size, shuffle=shuffle, collate_fn=collate)  # type: ignore[arg-type]
 
 
 def bert() -> nn.Module:
@@ -64,7 +64,7 @@ def bert() -> nn.Module:
 
 
 def batch() -> Any:
-    return next(iter(DataLoader(ROWS[:6], 6, collate_fn=loader().collate_fn)))  # type: ignore[arg-type]
+    return next(iter(loader(6, shuffle=False)))
 
 
 class Logits(nn.Module):
@@ -96,7 +96,7 @@ def test_every_method_takes_a_hugging_face_model(method: str, tmp_path: Path) ->
     )  # fmt: skip
     assert p.probs.shape == (6, CLASSES)
     torch.testing.assert_close(p.probs, again.probs)
-    assert run.predict(data, samples=2).probs.shape == (len(ROWS), CLASSES)
+    assert run.predict(loader(shuffle=False), samples=2).probs.shape == (len(ROWS), CLASSES)
 
 
 @pytest.mark.parametrize("method", ["map", "vogn", "bbb"])
@@ -128,14 +128,14 @@ def test_predictions_average_the_softmax_of_the_logits() -> None:
 
 
 def test_a_posterior_of_a_loop_of_ones_own_can_be_used() -> None:
-    model, data = bert(), loader()
+    model = bert()
     optimizer = tb.VOGN(model, train_size=len(ROWS))
-    for inputs in data:
+    for inputs in loader():
         with optimizer.sampled():
             optimizer.zero_grad()
             model(**inputs).loss.backward()
         optimizer.step()
-    p = tb.predictive(model, optimizer.posterior(), data, samples=4)
+    p = tb.predictive(model, optimizer.posterior(), loader(shuffle=False), samples=4)
     assert p.probs.shape == (len(ROWS), CLASSES)
 
 

@@ -294,7 +294,7 @@ def test_methods_of_every_family_take_a_loader(method: str) -> None:
     options = {"members": 2} if method == "ensemble" else {}
     loader = DataLoader(DATA, 16, shuffle=True)
     run = tb.fit(network, loader, method, epochs=2, progress=False, **options)
-    assert run.predict(loader, samples=2).probs.shape == (SIZE, 2)
+    assert run.predict(DataLoader(DATA, 16), samples=2).probs.shape == (SIZE, 2)
 
 
 def in_processes(folder: str) -> None:
@@ -401,6 +401,8 @@ def test_predictions_take_what_training_takes() -> None:
     state = torch.get_rng_state()
     for inputs in (X.double().numpy(), DATA, Stream(), DataLoader(DATA, 40), [X[:50], X[50:]]):
         torch.testing.assert_close(run.predict(inputs).probs, expected)
+    with pytest.warns(UserWarning, match="the DataLoader shuffles, .* shuffle=False"):
+        run.predict(DataLoader(DATA, 40, shuffle=True))
     given = torch.Generator().manual_seed(0)
     torch.set_rng_state(state)
     run.predict(DATA, generator=given)

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import (
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 from torchbayes.core.batch import as_labels, map_leaves
 
@@ -16,6 +23,8 @@ __all__ = ["as_inputs", "as_targets", "as_tensors", "is_array"]
 
 _NUMBERS = "biuf"
 """NumPy's kinds of booleans, integers and floating-point numbers."""
+
+_RANDOM = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 
 _BATCH = 256
 """Examples that are read from a data set at a time, to be predicted."""
@@ -52,6 +61,12 @@ def as_inputs(value: Any) -> Any:
         return as_tensors({key: part for key, part in value.items() if key != "labels"})
     if is_array(value) or isinstance(value, tuple):
         return as_tensors(value)
+    if isinstance(value, DataLoader) and isinstance(value.sampler, _RANDOM):
+        warnings.warn(
+            "the DataLoader shuffles, and predictions are in the order in which it reads the data: give one "
+            "with shuffle=False, so that they can be compared with the data",
+            stacklevel=3,
+        )
     map_style = hasattr(value, "__getitem__") and hasattr(value, "__len__")
     if isinstance(value, IterableDataset) or (
         map_style and not isinstance(value, (Tensor, list, str))

@@ -248,7 +248,7 @@ def _replicas(source: Any) -> int:
 
 
 def _reseed(source: Any, epoch: int, seed: int) -> None:
-    """Seed every generator that a `DataLoader`, its data set and its samplers keep, and tell them the epoch."""
+    """Seed the generators that a `DataLoader`, its data set and its samplers keep; tell them the epoch."""
     for part in [source, getattr(source, "dataset", None), *_samplers(source)]:
         generator = getattr(part, "generator", None)
         if isinstance(generator, torch.Generator):

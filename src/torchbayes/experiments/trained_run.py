@@ -41,6 +41,7 @@ class TrainedRun:
         self.experiment = _settings_of(self.files) if experiment is None else experiment
         self.data = self.experiment.load_data(data_dir) if data is None else data
         self.model = self.experiment.model_factory(self.data)()
+        self.files.read_rest(self.model)
 
     def require_classes(self, reason: str) -> None:
         """Raise a `ValueError` that gives the reason if the run is a regression."""
@@ -55,7 +56,6 @@ class TrainedRun:
                 "--resume"
             )
         try:
-            self.files.read_rest(self.model)
             return load(self.files.posterior_file, self.model)
         except PosteriorFileError as error:
             raise RunError(str(error)) from error

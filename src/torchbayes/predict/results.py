@@ -11,8 +11,16 @@ from torch.distributions import Distribution
 
 from torchbayes.metrics.classification import label_log_probs
 from torchbayes.metrics.mixture import mixture_log_prob, mixture_quantile
+from torchbayes.predict.distributions import distribution_function, is_count, quantile_function
 
-__all__ = ["ClassPredictive", "Predictive", "RegressionPredictive", "like_predictions"]
+__all__ = [
+    "ClassPredictive",
+    "Predictive",
+    "RegressionPredictive",
+    "check_parts",
+    "like_predictions",
+    "log_prob_of",
+]
 
 
 def like_predictions(targets: Tensor, shape: torch.Size) -> Tensor:
@@ -27,6 +35,22 @@ def like_predictions(targets: Tensor, shape: torch.Size) -> Tensor:
             "give one target per output"
         )
     return targets.reshape(shape)
+
+
+def log_prob_of(distribution: Distribution, targets: Tensor) -> Tensor:
+    """Return the log-density of targets, or say which ones the distribution cannot have."""
+    try:
+        return distribution.log_prob(targets)
+    except ValueError as error:
+        if not str(error).startswith(
+            "Expected value argument"
+        ):  # torch's own, with all numbers in it
+            raise
+        raise ValueError(
+            f"the likelihood's {type(distribution).__name__} cannot have all of the targets, which go from "
+            f"{targets.min():g} to {targets.max():g} (it takes {distribution.support}): choose a "
+            "likelihood that fits them"
+        ) from error
 
 
 class Predictive(ABC):
@@ -61,6 +85,18 @@ class Predictive(ABC):
         """Return the log-probability of each target under the averaged prediction."""
 
     @abstractmethod
+    def sample(self, count: int = 1, generator: torch.Generator | None = None) -> Tensor:
+        """Draw new observations from the averaged prediction.
+
+        Args:
+            count: Number of observations of every example.
+            generator: Source of randomness; torch's global one if None.
+
+        Returns:
+            A tensor (count, examples, …).
+        """
+
+    @abstractmethod
     def merge(self, other: Predictive) -> Predictive:
         """Combine the predictions of two sets of draws for the same examples."""
 
@@ -70,7 +106,8 @@ class Predictive(ABC):
         """Concatenate the predictions of the same draws for several sets of examples."""
 
 
-def _check_parts(parts: Sequence[Predictive], own: Sequence[Predictive]) -> None:
+def check_parts(parts: Sequence[Predictive], own: Sequence[Predictive]) -> None:
+    """Raise a `ValueError` unless `own`, the parts of one kind, are all of them and from the same draws."""
     if not own or len(own) != len(parts) or len({part.draws for part in own}) > 1:
         raise ValueError(
             f"cannot join these {len(parts)} predictions: they must be of one kind and from the same draws"
@@ -122,6 +159,14 @@ class ClassPredictive(Predictive):
         """Return the log-probability of each target class."""
         return label_log_probs(self.probs, targets)
 
+    def sample(self, count: int = 1, generator: torch.Generator | None = None) -> Tensor:
+        """Draw classes, (count, examples, …); those of an example's positions independently."""
+        last = self.probs.movedim(1, -1)
+        drawn = torch.multinomial(
+            last.reshape(-1, last.shape[-1]), count, replacement=True, generator=generator
+        )
+        return drawn.T.reshape(count, *last.shape[:-1])
+
     def merge(self, other: Predictive) -> ClassPredictive:
         """Average both predictions, weighted by their number of draws."""
         if not isinstance(other, ClassPredictive) or other.probs.shape != self.probs.shape:
@@ -137,7 +182,7 @@ class ClassPredictive(Predictive):
     def cat(parts: Sequence[Predictive]) -> ClassPredictive:
         """Concatenate the rows of all parts."""
         own = [part for part in parts if isinstance(part, ClassPredictive)]
-        _check_parts(parts, own)
+        check_parts(parts, own)
         probs, aleatoric = [part.probs for part in own], [part._aleatoric for part in own]
         return ClassPredictive(torch.cat(probs), torch.cat(aleatoric), own[0].draws)
 
@@ -204,29 +249,50 @@ class RegressionPredictive(Predictive):
         components = self._components
         shape = self.means.shape[1:]
         repeated = like_predictions(targets, shape).expand(self.draws, *shape).flatten(0, 1)
-        log_probs = self._by_draw(components.log_prob(repeated))
+        log_probs = self._by_draw(log_prob_of(components, repeated))
         joint = log_probs.flatten(2).sum(2) if log_probs.dim() > 2 else log_probs
         return mixture_log_prob(joint)
 
+    def sample(self, count: int = 1, generator: torch.Generator | None = None) -> Tensor:
+        """Draw new observations, (count, examples, …): a draw of the weights, then of its distribution."""
+        if generator is None:
+            generator = torch.default_generator
+        seed = int(torch.randint(1 << 62, (), generator=generator, device=generator.device))
+        shape = (count, len(self))
+        own = torch.Generator().manual_seed(seed)
+        picked = torch.randint(self.draws, shape, generator=own).to(self.outputs.device)
+        outputs = self.outputs[picked, torch.arange(len(self), device=picked.device)]
+        # Distributions draw from the global generator alone.
+        devices = [self.outputs.device] if self.outputs.is_cuda else []
+        with torch.random.fork_rng(devices), torch.no_grad():
+            torch.manual_seed(seed)
+            values = self._distribution(outputs.flatten(0, 1)).sample()
+        return values.reshape(*shape, *values.shape[1:])
+
     def quantile(self, q: float) -> Tensor:
         """Return the value that a new observation stays below with probability `q`.
+
+        Of counts, it is the smallest number that is reached with that probability.
 
         Args:
             q: A probability strictly between 0 and 1.
         """
         components = self._components
         try:
-            each = self._by_draw(components.icdf(self.outputs.new_tensor(q)))
+            each = self._by_draw(quantile_function(components, q))
         except NotImplementedError as error:
             raise TypeError(
-                f"{type(components).__name__} has no quantile function: use mean and std, or sample it"
+                f"{type(components).__name__} has no quantile function: use mean and std, or quantiles of "
+                "sample(1000)"
             ) from error
 
         def cdf(values: Tensor) -> Tensor:
             repeated = values.expand(self.draws, *values.shape).flatten(0, 1)
-            return self._by_draw(components.cdf(repeated))
+            return self._by_draw(distribution_function(components, repeated))
 
-        return mixture_quantile(q, each, cdf)
+        value = mixture_quantile(q, each, cdf)
+        # The bisection ends at the jump of a count's distribution function, or just above it.
+        return value.floor() if is_count(components) else value
 
     def merge(self, other: Predictive) -> RegressionPredictive:
         """Return the mixture of both predictions."""
@@ -241,6 +307,6 @@ class RegressionPredictive(Predictive):
     def cat(parts: Sequence[Predictive]) -> RegressionPredictive:
         """Concatenate the rows of all parts."""
         own = [part for part in parts if isinstance(part, RegressionPredictive)]
-        _check_parts(parts, own)
+        check_parts(parts, own)
         outputs = torch.cat([part.outputs for part in own], dim=1)
         return RegressionPredictive(outputs, own[0]._distribution)

@@ -29,8 +29,8 @@ class Categorical(Likelihood):
     """One of several classes, from logits: (examples, classes, …) as `cross_entropy` orders them.
 
     Several positions of an example, such as pixels, are summed. Ignored positions add nothing: among plain
-    logits (examples, classes) the mean is over the other examples, and `fit` counts only those in
-    `train_size`; for maps it is over all examples.
+    logits (examples, classes) the mean is over the other examples; for maps it is over all examples. `fit`
+    counts every example, so that an example without a label is one that says nothing.
 
     Args:
         ignore_index: Label of examples or positions that are not labelled, such as -100; None for none.

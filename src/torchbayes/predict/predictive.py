@@ -46,7 +46,7 @@ _Source = Callable[[int, torch.Generator], Iterator[Weights]]
 def predictive(
     model: nn.Module, posterior: Posterior, inputs: Any, samples: int = 32,
     likelihood: Likelihood | None = None, generator: torch.Generator | None = None,
-    max_memory: int = 1 << 30,
+    max_memory: int = 1 << 30, *, split: bool = True,
 ) -> Predictive:  # fmt: skip
     """Predict by averaging over the weights: p(y | x) ≈ mean over draws of p(y | x, w).
 
@@ -63,6 +63,9 @@ def predictive(
         likelihood: Meaning of the outputs; class logits if None.
         generator: Source of the draws; torch's global one if None.
         max_memory: Approximate limit in bytes on draws and activations held at a time.
+        split: Whether inputs may be cut into pieces along their first dimension. False passes them whole,
+            such as the nodes and edges of a graph; the model's outputs then need not have as many rows as
+            its inputs, and `max_memory` limits the draws alone.
 
     Example:
         >>> import torch, torchbayes as tb
@@ -81,7 +84,7 @@ def predictive(
     if generator is None:
         generator = torch.Generator().manual_seed(int(torch.empty((), dtype=torch.int64).random_()))
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    runner = _Runner(model, posterior, likelihood, device, max_memory)
+    runner = _Runner(model, posterior, likelihood, device, max_memory, split)
     parts: list[Predictive] = []
     with _evaluating(model), torch.no_grad():
         budget = max_memory // 2 if _is_loader(inputs) else 0
@@ -195,8 +198,9 @@ class _Runner:
 
     def __init__(
         self, model: nn.Module, posterior: Posterior, likelihood: Likelihood, device: torch.device,
-        max_memory: int,
+        max_memory: int, split: bool,
     ) -> None:  # fmt: skip
+        self._split = split
         self._model, self._posterior, self._likelihood = model, posterior, likelihood
         self._device, self._max_memory = device, max_memory
         self._per_example: dict[Any, tuple[int, int]] = {}
@@ -207,6 +211,12 @@ class _Runner:
         pieces: list[Any] = []
         largest = 1
         for batch in block:
+            if not self._split:
+                self._call(
+                    draws.first, to_device(batch, self._device)
+                )  # shows whether it writes to weights
+                pieces.append(batch)
+                continue
             length = batch_len(batch)
             if length == 0:
                 continue
@@ -221,7 +231,7 @@ class _Runner:
         if not pieces:
             return []
         together = min(64, _VMAP_BYTES // largest, self._max_memory // (8 * weights))
-        if together < 2 or weights > _VMAP_WEIGHTS:
+        if together < 2 or weights > _VMAP_WEIGHTS or not self._split:
             together = 1
         results: list[Predictive | None] = [None] * len(pieces)
         for group in _grouped(draws.each(alone=together == 1), together):
@@ -240,11 +250,11 @@ class _Runner:
         return {name: torch.stack([draw[name] for draw in group]) for name in group[0]}
 
     def _outputs(self, group: list[Weights], stacked: Weights | None, piece: Any) -> Tensor:
-        args, kwargs = arguments(to_device(piece, self._device))
-        length = batch_len(piece)
+        inputs = to_device(piece, self._device)
+        length = batch_len(piece) if self._split else None
 
         def call(draw: Weights) -> Tensor:
-            return self._checked(self._posterior.call(self._model, draw, *args, **kwargs), length)
+            return self._checked(self._call(draw, inputs), length)
 
         if stacked is not None and self._can_vmap:
             try:
@@ -257,16 +267,21 @@ class _Runner:
                 self._can_vmap = False
         return torch.stack([call(draw) for draw in group])
 
-    def _checked(self, outputs: Any, length: int) -> Tensor:
+    def _call(self, draw: Weights, inputs: Any) -> Any:
+        args, kwargs = arguments(inputs)
+        return self._posterior.call(self._model, draw, *args, **kwargs)
+
+    def _checked(self, outputs: Any, length: int | None) -> Tensor:
         if not isinstance(outputs, Tensor):
             raise TypeError(
                 f"{type(self._model).__name__} returns a {type(outputs).__name__}: predictive needs a module "
                 "that returns one tensor; wrap it in one that selects it"
             )
-        if outputs.shape[:1] != (length,):
+        if length is not None and outputs.shape[:1] != (length,):
             raise ValueError(
                 f"{type(self._model).__name__} returns shape {tuple(outputs.shape)} for {length} examples: "
-                "the first dimension of inputs and outputs must be the batch dimension"
+                "the first dimension of inputs and outputs must be the batch dimension; pass split=False for "
+                "inputs that are to be passed whole, such as a graph"
             )
         return outputs
 
@@ -283,9 +298,15 @@ class _Runner:
             two = map_tensors(one, lambda t: torch.cat([t, t]) if t.dim() else t)
             sizes = []
             for inputs in (one, two):
-                args, kwargs = arguments(inputs)
                 with _OperationSizes() as operations:
-                    self._posterior.call(self._model, draw, *args, **kwargs)
+                    try:
+                        self._call(draw, inputs)
+                    except RuntimeError as error:
+                        raise RuntimeError(
+                            f"{type(self._model).__name__} cannot take the first example of these inputs alone "
+                            f"({str(error).splitlines()[0]}): check their shape, or pass split=False if they "
+                            "cannot be cut along the first dimension, such as a graph"
+                        ) from error
                 sizes.append(operations.bytes)
             if len(sizes[0]) == len(sizes[1]):
                 growth = [more - less for less, more in zip(*sizes, strict=True)]

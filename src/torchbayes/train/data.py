@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -9,14 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from torchbayes.core.batch import call, slice_batch, split_batch, to_device
+from torchbayes.core.batch import batch_weights, call, slice_batch, split_batch, to_device
 from torchbayes.data import Split
-from torchbayes.data.loader import BatchLoader
+from torchbayes.data.loader import BatchLoader, WholeLoader
 from torchbayes.data.order import EpochLoader
 from torchbayes.data.stream import StreamLoader
-from torchbayes.likelihood import Categorical, GaussianNoise, Likelihood, as_likelihood
+from torchbayes.likelihood import Likelihood, as_likelihood, inferred_likelihood
 
-__all__ = ["as_loader", "check_data", "device_of", "likelihood_for"]
+__all__ = ["as_loader", "device_of", "likelihood_for"]
 
 
 def as_loader(
@@ -27,22 +28,36 @@ def as_loader(
     shard: tuple[int, int],
     *,
     shuffle: bool = True,
+    weights: Tensor | None = None,
+    split: bool = True,
 ) -> EpochLoader:
     """Return a loader for what a user gave as data."""
     rank, world = shard
-    if isinstance(data, EpochLoader):
+    if isinstance(data, EpochLoader) and weights is None and split:
         return data
     if isinstance(data, Split):
         data = (data.inputs, data.targets)
     elif isinstance(data, TensorDataset):
         data = data.tensors  # in memory: no need to gather example by example
+    if isinstance(data, (tuple, list)) and batch_weights(data) is not None and weights is None:
+        data, weights = data[:2], data[2]
     if isinstance(data, (tuple, list)) and len(data) == 2:
         inputs, targets = data
+        if isinstance(targets, Tensor) and not split:
+            return WholeLoader(
+                inputs, targets, seed=seed, transform=transform, weights=weights, world_size=world
+            )
         if isinstance(targets, Tensor):
             return BatchLoader(
                 inputs, targets, batch_size, shuffle=shuffle, seed=seed, transform=transform,
-                rank=rank, world_size=world,
+                rank=rank, world_size=world, weights=weights,
             )  # fmt: skip
+    if weights is not None or not split:
+        what = "split=False needs" if not split else "weights are for"
+        raise ValueError(
+            f"{what} a pair of tensors (inputs, targets), not a {type(data).__name__}: pass a pair, or let "
+            "the loader give batches (inputs, targets, weights)"
+        )
     if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, Tensor):
         return StreamLoader(
             data, batch_size, shuffle=shuffle, seed=seed, transform=transform,
@@ -54,20 +69,29 @@ def as_loader(
     )
 
 
-def likelihood_for(loader: EpochLoader, given: Any) -> Likelihood:
-    """Return the given likelihood, or infer it from the type of the targets."""
-    if given is not None:
-        return as_likelihood(given)
-    _, targets = split_batch(next(iter(loader.batches(0))))
-    if targets is not None and targets.is_floating_point():
-        return GaussianNoise(learned=True)
-    return Categorical()
+def likelihood_for(model: nn.Module, loader: EpochLoader, given: Any) -> Likelihood:
+    """Return the given likelihood, or infer it from targets and outputs; check that the targets fit."""
+    outputs, targets = _first_outputs(model, loader)
+    if targets is None:
+        raise ValueError("the training set has no targets: give pairs of inputs and targets")
+    known = getattr(loader, "targets", None)
+    targets = known if isinstance(known, Tensor) else targets
+    likelihood = inferred_likelihood(outputs, targets) if given is None else as_likelihood(given)
+    likelihood.check(outputs.cpu(), targets)
+    batch = next(iter(loader.batches(0)))
+    takes = inspect.signature(likelihood.loss).parameters
+    if batch_weights(batch) is not None and "weights" not in takes:
+        raise ValueError(
+            f"there are weights of the examples, but {type(likelihood).__name__}.loss does not take any: "
+            "give it a third argument, weights"
+        )
+    return likelihood
 
 
-def check_data(model: nn.Module, loader: EpochLoader, likelihood: Likelihood) -> None:
-    """Check that the network takes a batch and that the targets fit, before training starts."""
+def _first_outputs(model: nn.Module, loader: EpochLoader) -> tuple[Tensor, Tensor | None]:
+    """Return the network's outputs for some examples of the first batch, and its targets."""
     inputs, targets = split_batch(next(iter(loader.batches(0))))
-    inputs = to_device(slice_batch(inputs, 0, 2), device_of(model))
+    inputs = to_device(slice_batch(inputs, 0, 2) if loader.splits else inputs, device_of(model))
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -87,25 +111,7 @@ def check_data(model: nn.Module, loader: EpochLoader, likelihood: Likelihood) ->
             f"{type(model).__name__} returns a {type(outputs).__name__}: fit needs a module that returns one "
             "tensor; wrap it in a module that selects one"
         )
-    if isinstance(likelihood, Categorical):
-        known = getattr(loader, "targets", None)
-        _check_labels(known if isinstance(known, Tensor) else targets, outputs)
-
-
-def _check_labels(targets: Tensor | None, outputs: Tensor) -> None:
-    if targets is None:
-        raise ValueError("the training set has no targets: give pairs of inputs and targets")
-    if targets.is_floating_point():
-        raise ValueError(
-            f"targets are {targets.dtype}, which are not class labels: convert them to int64, or pass "
-            "likelihood=torchbayes.GaussianNoise(…) for regression"
-        )
-    classes = outputs.shape[1]
-    for bad in (int(targets.min()), int(targets.max())):
-        if not 0 <= bad < classes:
-            raise ValueError(
-                f"label {bad} is out of range: the network has {classes} classes, 0 to {classes - 1}"
-            )
+    return outputs, targets
 
 
 def device_of(module: nn.Module) -> torch.device:

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from torchbayes.core import distributed
 from torchbayes.likelihood import Likelihood
 from torchbayes.posterior import Posterior
 from torchbayes.predict.predictive import predictive
 from torchbayes.predict.results import Predictive
-from torchbayes.train.data import as_loader, check_data, device_of, likelihood_for
+from torchbayes.train.data import as_loader, device_of, likelihood_for
 from torchbayes.train.loop import Training
 from torchbayes.train.method import Plan
 from torchbayes.train.progress import NoProgress, Progress, RichProgress
@@ -65,6 +65,8 @@ def fit(
     epochs: int = 10,
     batch_size: int = 128,
     likelihood: Likelihood | Any | None = None,
+    weights: Tensor | None = None,
+    split: bool = True,
     validation: Any | None = None,
     transform: Callable[[Any, torch.Generator], Any] | None = None,
     schedule: str | Schedule = "constant",
@@ -94,8 +96,13 @@ def fit(
         method: A name of `torchbayes.METHODS`, such as `"map"` or `"ensemble"`.
         epochs: Passes through the training set.
         batch_size: Examples per update (not used with a loader).
-        likelihood: Meaning of the outputs; by default classes for integer targets, Gaussian noise of learned
-            size for real ones.
+        likelihood: Meaning of the outputs; by default classes for integer targets, binary labels where the
+            network has one logit for each 0 or 1, Gaussian noise of learned size for other real targets.
+        weights: A factor of each example's negative log-likelihood, (examples,). The loss is still divided by
+            the number of examples: weights that average 1 keep the scale. A loader gives them as the third
+            entry of a batch.
+        split: Whether the training set can be cut into batches along its first dimension; False for a graph,
+            whose inputs are passed whole and whose targets count the examples.
         validation: Inputs and targets, or a loader of them, to score after every epoch.
         transform: Applied to every batch of inputs, such as normalisation and augmentation.
         schedule: Learning-rate schedule.
@@ -129,15 +136,20 @@ def fit(
     check_options(method_class, options)
     schedule = Schedule(schedule) if isinstance(schedule, str) else schedule
     _check_numbers(epochs, batch_size, accumulate, clip_norm, amp)
+    if accumulate > 1 and not split:
+        raise ValueError(
+            f"accumulate is {accumulate}, but split=False passes inputs whole: leave out one"
+        )
     with distributed.process_group(), _seeded(seed):
         made = model() if not isinstance(model, nn.Module) else model
         if device is not None:
             made = made.to(device)
         rank, world = distributed.rank(), distributed.world_size()
         shard = (0, 1) if method_class.one_per_rank else (rank, world)
-        loader = as_loader(train_set, batch_size, seed, transform, shard)
-        noise = likelihood_for(loader, likelihood).to(device_of(made))
-        check_data(made, loader, noise)
+        loader = as_loader(
+            train_set, batch_size, seed, transform, shard, weights=weights, split=split
+        )
+        noise = likelihood_for(made, loader, likelihood).to(device_of(made))
         if not method_class.one_per_rank:
             distributed.broadcast([*made.parameters(), *made.buffers()])
         torch.manual_seed(

@@ -17,9 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from torchbayes.core import distributed
-from torchbayes.core.batch import batch_len, call, slice_batch, split_batch, to_device
+from torchbayes.core.batch import batch_weights, call, slice_batch, split_batch, to_device
 from torchbayes.data.order import EpochLoader
-from torchbayes.likelihood import Categorical
 from torchbayes.train.data import as_loader, device_of
 from torchbayes.train.failures import TrainingError, first_nonfinite_layer, first_nonfinite_weight
 from torchbayes.train.interrupt import StopRequest, stop_requests
@@ -92,7 +91,7 @@ class Training:
                 method.begin_epoch(self.epoch)
                 method.module.train()
                 for batch in self.loader.batches(self.epoch, self.batch):
-                    self._update(*split_batch(batch))
+                    self._update(*split_batch(batch), batch_weights(batch))
                     self.batch += 1
                     progress.advance(self.sums["loss"] / self.batch)
                     save, end = self._pause(stop)
@@ -109,12 +108,13 @@ class Training:
                 if self._pause(stop)[0] or self.epoch == epochs:
                     self._save()
 
-    def _update(self, inputs: Any, targets: Tensor | None) -> None:
+    def _update(self, inputs: Any, targets: Tensor | None, weights: Tensor | None) -> None:
         """Take one step on one batch."""
         if targets is None:
             raise ValueError("the training set has no targets: give pairs of inputs and targets")
         inputs, targets = to_device(inputs, self.device), targets.to(self.device)
-        count = batch_len(inputs)
+        weights = None if weights is None else weights.to(self.device)
+        count = len(targets)
         # Batches are global: under torchrun this process has only its share of the examples.
         share = self._share(count)
         size = math.ceil(count / self.accumulate) if count else 1
@@ -129,9 +129,10 @@ class Training:
             for start in starts:
                 piece = inputs if len(starts) == 1 else slice_batch(inputs, start, start + size)
                 wanted = targets if len(starts) == 1 else targets[start : start + size]
-                weight = batch_len(piece) / count
+                given = () if weights is None else (weights[start : start + size],)
+                weight = len(wanted) / count
                 with torch.autocast(self.device.type, self.amp, enabled=self.amp is not None):
-                    loss = self.method.loss(piece, wanted) * weight
+                    loss = self.method.loss(piece, wanted, *given) * weight
                 self.scaler.scale(loss).backward()
                 total += loss.detach()
                 for name, value in self.method.logs.items():
@@ -215,21 +216,26 @@ class Training:
     def _validate(self) -> dict[str, float]:
         """Score the current mean weights; `torchbayes evaluate` scores the posterior."""
         module, likelihood = self.method.scored(self._training_batches()), self.method.likelihood
-        loader = as_loader(self.validation, 512, 0, self.transform, (0, 1), shuffle=False)
-        nll, correct, count = 0.0, 0.0, 0
+        loader = as_loader(
+            self.validation, 512, 0, self.transform, (0, 1), shuffle=False,
+            split=self.loader.splits,
+        )  # fmt: skip
+        nll, count = 0.0, 0
+        correct: list[Tensor] = []
         for batch in loader.batches(0):
             inputs, targets = split_batch(batch)
             assert targets is not None
             outputs = call(module, to_device(inputs, self.device))
             targets = targets.to(self.device)
-            size = len(targets)
+            size = likelihood.count(targets)
             nll += float(likelihood.loss(outputs, targets)) * size
-            if isinstance(likelihood, Categorical):
-                correct += float((outputs.argmax(1) == targets).float().mean()) * size
+            right = likelihood.correct(outputs, targets)
+            if right is not None:
+                correct.append(right.flatten())
             count += size
-        scores = {"validation_nll": nll / count}
-        if isinstance(likelihood, Categorical):
-            scores["validation_accuracy"] = correct / count
+        scores = {"validation_nll": nll / max(1, count)}
+        if correct:
+            scores["validation_accuracy"] = float(torch.cat(correct).double().mean())
         return scores
 
     def _training_batches(self) -> Iterator[Any]:

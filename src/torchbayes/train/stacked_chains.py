@@ -14,6 +14,7 @@ from torchbayes.core.batch import arguments
 from torchbayes.likelihood import Likelihood
 from torchbayes.posterior import Weights
 from torchbayes.prior import GaussianPrior, Prior
+from torchbayes.train.method import loss_of
 
 __all__ = ["StackedChains", "StackedPrior"]
 
@@ -80,17 +81,16 @@ class StackedChains:
         device = next(iter(stacked.values())).device
         self.alive = torch.ones(len(starts), dtype=torch.bool, device=device)
 
-    def losses(self, inputs: Any, targets: Tensor) -> Tensor:
+    def losses(self, inputs: Any, targets: Tensor, weights: Tensor | None = None) -> Tensor:
         """Return the mean loss of a batch for every chain, (chains,)."""
         positional, named = arguments(inputs)
 
-        def one(weights: Weights) -> Tensor:
-            return self._likelihood.loss(
-                functional_call(self._net, weights, positional, named), targets
-            )
+        def one(chain: Weights) -> Tensor:
+            outputs = functional_call(self._net, chain, positional, named)
+            return loss_of(self._likelihood, outputs, targets, weights)
 
-        weights: Weights = dict(self.model.named_parameters())
-        losses: Tensor = vmap(one, randomness="different")(weights)
+        stacked: Weights = dict(self.model.named_parameters())
+        losses: Tensor = vmap(one, randomness="different")(stacked)
         return losses
 
     @torch.no_grad()

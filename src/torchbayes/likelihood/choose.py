@@ -127,7 +127,7 @@ def inferred_likelihood(outputs: Tensor, targets: Tensor | None) -> Likelihood:
             "all targets are 0 or 1, so they are taken as binary labels: pass "
             "likelihood=torchbayes.Bernoulli() to confirm, or GaussianNoise(learned=True) if they are "
             "numbers",
-            stacklevel=3,
+            stacklevel=4,  # the caller of fit
         )
     return Bernoulli()
 

@@ -303,9 +303,9 @@ class _Runner:
                         self._call(draw, inputs)
                     except RuntimeError as error:
                         raise RuntimeError(
-                            f"{type(self._model).__name__} cannot take the first example of these inputs alone "
-                            f"({str(error).splitlines()[0]}): check their shape, or pass split=False if they "
-                            "cannot be cut along the first dimension, such as a graph"
+                            f"{type(self._model).__name__} cannot take the first example of these inputs "
+                            f"alone ({str(error).splitlines()[0]}): check their shape, or pass split=False "
+                            "if they cannot be cut along the first dimension, such as a graph"
                         ) from error
                 sizes.append(operations.bytes)
             if len(sizes[0]) == len(sizes[1]):

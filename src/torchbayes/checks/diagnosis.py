@@ -13,6 +13,7 @@ from torchbayes.checks.convergence import Array, by_chain, ess, rhat
 from torchbayes.likelihood import Categorical, Likelihood
 from torchbayes.posterior import Point, Samples
 from torchbayes.predict.predictive import predictive
+from torchbayes.predict.binary import BinaryPredictive
 from torchbayes.predict.results import ClassPredictive, RegressionPredictive
 from torchbayes.prior import Prior
 
@@ -68,8 +69,10 @@ def predictions(
     rows: list[Tensor] = []
     for weights in samples:
         one = predictive(model, Point(weights), inputs, 1, likelihood)
-        assert isinstance(one, (ClassPredictive, RegressionPredictive))
-        rows.append((one.probs if isinstance(one, ClassPredictive) else one.mean).double().cpu())
+        assert isinstance(one, (ClassPredictive, BinaryPredictive, RegressionPredictive))
+        rows.append(
+            (one.mean if isinstance(one, RegressionPredictive) else one.probs).double().cpu()
+        )
     return by_chain(torch.stack(rows).flatten(2).numpy(), samples.chains)
 
 

@@ -20,8 +20,8 @@ def _check_classes(shape: torch.Size) -> None:
     if not shape or shape[0] < 2:
         raise ValueError(
             f"the network gives outputs of shape {tuple(shape)} per example, but class logits are at least "
-            "2: pass likelihood=torchbayes.Bernoulli() for a binary label, GaussianNoise(…) for "
-            "regression, or give it an output per class"
+            "2: pass likelihood=torchbayes.Bernoulli() for a binary label, Poisson() for counts, "
+            "GaussianNoise(…) for regression, or give it an output per class"
         )
 
 
@@ -70,6 +70,8 @@ class Categorical(Likelihood):
     def loss(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
         """Return the cross entropy, summed over the positions of an example if it has several."""
         _check_classes(outputs.shape[1:])
+        if targets.dtype is not torch.int64 and not targets.is_floating_point():
+            targets = targets.long()
         factors = self._factors(outputs)
         if weights is None and self.ignore_index is None:
             if outputs.dim() == 2 and factors is None:

@@ -97,6 +97,11 @@ class BinaryPredictive(Predictive):
         probs, aleatoric, complement = (torch.lerp(a, b, other.draws / draws) for a, b in pairs)
         return BinaryPredictive(probs, aleatoric, draws, complement)
 
+    def subset(self, index: Tensor) -> BinaryPredictive:
+        """Return the predictions of the examples at `index`, in its order."""
+        parts = (self.probs[index], self._aleatoric[index])
+        return BinaryPredictive(*parts, self.draws, self._complement[index])
+
     @staticmethod
     def cat(parts: Sequence[Predictive]) -> BinaryPredictive:
         """Concatenate the rows of all parts."""

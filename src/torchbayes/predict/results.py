@@ -100,6 +100,10 @@ class Predictive(ABC):
     def merge(self, other: Predictive) -> Predictive:
         """Combine the predictions of two sets of draws for the same examples."""
 
+    @abstractmethod
+    def subset(self, index: Tensor) -> Predictive:
+        """Return the predictions of the examples at `index`, in its order."""
+
     @staticmethod
     @abstractmethod
     def cat(parts: Sequence[Predictive]) -> Predictive:
@@ -177,6 +181,10 @@ class ClassPredictive(Predictive):
         probs = torch.lerp(self.probs, other.probs, other.draws / draws)
         aleatoric = torch.lerp(self._aleatoric, other._aleatoric, other.draws / draws)
         return ClassPredictive(probs, aleatoric, draws)
+
+    def subset(self, index: Tensor) -> ClassPredictive:
+        """Return the predictions of the examples at `index`, in its order."""
+        return ClassPredictive(self.probs[index], self._aleatoric[index], self.draws)
 
     @staticmethod
     def cat(parts: Sequence[Predictive]) -> ClassPredictive:
@@ -302,6 +310,10 @@ class RegressionPredictive(Predictive):
                 "cannot merge these predictions: both must be of numbers, for the same examples"
             )
         return RegressionPredictive(torch.cat([self.outputs, other.outputs]), self._distribution)
+
+    def subset(self, index: Tensor) -> RegressionPredictive:
+        """Return the predictions of the examples at `index`, in its order."""
+        return RegressionPredictive(self.outputs[:, index], self._distribution)
 
     @staticmethod
     def cat(parts: Sequence[Predictive]) -> RegressionPredictive:

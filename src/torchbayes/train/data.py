@@ -33,6 +33,7 @@ def as_loader(
 ) -> EpochLoader:
     """Return a loader for what a user gave as data."""
     rank, world = shard
+    weights = None if weights is None else torch.as_tensor(weights, dtype=torch.get_default_dtype())
     if isinstance(data, EpochLoader) and weights is None and split:
         return data
     if isinstance(data, Split):
@@ -71,14 +72,15 @@ def as_loader(
 
 def likelihood_for(model: nn.Module, loader: EpochLoader, given: Any) -> Likelihood:
     """Return the given likelihood, or infer it from targets and outputs; check that the targets fit."""
-    outputs, targets = _first_outputs(model, loader)
+    batch = next(iter(loader.batches(0)))
+    inputs, targets = split_batch(batch)
     if targets is None:
         raise ValueError("the training set has no targets: give pairs of inputs and targets")
+    outputs = _outputs(model, slice_batch(inputs, 0, 2) if loader.splits else inputs)
     known = getattr(loader, "targets", None)
     targets = known if isinstance(known, Tensor) else targets
     likelihood = inferred_likelihood(outputs, targets) if given is None else as_likelihood(given)
     likelihood.check(outputs.cpu(), targets)
-    batch = next(iter(loader.batches(0)))
     takes = inspect.signature(likelihood.loss).parameters
     if batch_weights(batch) is not None and "weights" not in takes:
         raise ValueError(
@@ -88,10 +90,9 @@ def likelihood_for(model: nn.Module, loader: EpochLoader, given: Any) -> Likelih
     return likelihood
 
 
-def _first_outputs(model: nn.Module, loader: EpochLoader) -> tuple[Tensor, Tensor | None]:
-    """Return the network's outputs for some examples of the first batch, and its targets."""
-    inputs, targets = split_batch(next(iter(loader.batches(0))))
-    inputs = to_device(slice_batch(inputs, 0, 2) if loader.splits else inputs, device_of(model))
+def _outputs(model: nn.Module, inputs: Any) -> Tensor:
+    """Return the network's outputs in evaluation mode, checked to be a tensor."""
+    inputs = to_device(inputs, device_of(model))
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -111,7 +112,7 @@ def _first_outputs(model: nn.Module, loader: EpochLoader) -> tuple[Tensor, Tenso
             f"{type(model).__name__} returns a {type(outputs).__name__}: fit needs a module that returns one "
             "tensor; wrap it in a module that selects one"
         )
-    return outputs, targets
+    return outputs
 
 
 def device_of(module: nn.Module) -> torch.device:

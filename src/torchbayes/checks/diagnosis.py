@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torchbayes.checks.convergence import Array, by_chain, ess, rhat
 from torchbayes.likelihood import Categorical, Likelihood
 from torchbayes.posterior import Point, Samples
-from torchbayes.predict.predictive import predictive
 from torchbayes.predict.binary import BinaryPredictive
+from torchbayes.predict.predictive import predictive
 from torchbayes.predict.results import ClassPredictive, RegressionPredictive
 from torchbayes.prior import Prior
 

@@ -82,7 +82,7 @@ class Categorical(Likelihood):
         mean = mean_nll(each, weights)
         if self.ignore_index is None or targets.dim() != 1:
             return mean
-        return mean * (len(targets) / (targets != ignored).sum().clamp_min(1))
+        return mean * len(targets) / (targets != ignored).sum().clamp_min(1)
 
     def _factors(self, outputs: Tensor) -> Tensor | None:
         factors = self.class_weight
@@ -106,12 +106,22 @@ class Categorical(Likelihood):
         """Raise a `ValueError` if the targets are not labels of the network's classes."""
         _check_classes(outputs.shape[1:])
         self._factors(outputs)
+        classes, wanted = outputs.shape[1], tuple(outputs.shape[2:])
+        if tuple(targets.shape[1:]) != wanted:
+            hint = "change their shape"
+            if targets.shape[1:] == (classes,):
+                hint = "pass targets.argmax(1)"
+            elif targets.shape[1:] == (1,):
+                hint = "pass targets[:, 0]"
+            raise ValueError(
+                f"the targets have shape {tuple(targets.shape)}, but one label for each output is "
+                f"{(len(targets), *wanted)}: {hint}"
+            )
         if targets.is_floating_point():
             raise ValueError(
                 f"targets are {targets.dtype}, which are not class labels: convert them to int64, or pass "
                 "likelihood=torchbayes.GaussianNoise(…) for regression"
             )
-        classes = outputs.shape[1]
         known = targets if self.ignore_index is None else targets[targets != self.ignore_index]
         if known.numel() == 0:
             raise ValueError(f"every target is {self.ignore_index}, the ignored label: label some")

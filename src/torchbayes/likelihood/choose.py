@@ -118,9 +118,9 @@ def inferred_likelihood(outputs: Tensor, targets: Tensor | None) -> Likelihood:
     several = targets.dim() == 2 and targets.shape[1] > 1
     if several and bool((targets.sum(1) == 1).all()):
         raise ValueError(
-            f"every row of the targets, of shape {tuple(targets.shape)}, has a single 1: give classes as "
-            "whole numbers (targets.argmax(1)), or pass likelihood=torchbayes.Bernoulli() for labels that "
-            "do not exclude each other"
+            f"the targets, {targets.dtype} of shape {tuple(targets.shape)}, look like one-hot classes: "
+            "pass targets.argmax(1), or likelihood=torchbayes.Bernoulli() for labels that do not exclude "
+            "each other"
         )
     if real or several:
         warnings.warn(

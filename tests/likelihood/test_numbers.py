@@ -108,6 +108,15 @@ def test_predictions_keep_their_noise_and_can_be_pickled() -> None:
         torch.testing.assert_close(copy.quantile(0.9), p.quantile(0.9))
 
 
+@pytest.mark.parametrize("likelihood", [tb.Poisson(), tb.GaussianNoise(), tb.StudentT()])
+def test_outputs_in_half_precision_lose_nothing_in_the_loss(likelihood: tb.Likelihood) -> None:
+    outputs, targets = normals(50, 1).bfloat16(), torch.arange(50.0)[:, None]
+    exact = likelihood.loss(outputs.float(), targets)
+    assert float(likelihood.loss(outputs, targets)) == float(exact)
+    p = likelihood.predictive(outputs[None])
+    assert p.log_prob(targets).dtype == torch.float32
+
+
 # -- Errors of torch's distributions ------------------------------------------------------------------
 
 

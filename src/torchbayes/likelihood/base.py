@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from torchbayes.predict.results import Predictive
 
-__all__ = ["Likelihood", "checked_weights", "mean_nll"]
+__all__ = ["Likelihood", "at_least_single", "checked_weights", "mean_nll"]
 
 
 class Likelihood(nn.Module, ABC):
@@ -60,6 +60,11 @@ def checked_weights(weights: Tensor, examples: int) -> Tensor:
             "weights contain a negative, infinite or undefined number: expected finite weights of at least 0"
         )
     return weights
+
+
+def at_least_single(outputs: Tensor) -> Tensor:
+    """Return outputs in at least single precision: a likelihood in half of it has three digits."""
+    return outputs.float() if outputs.dtype.itemsize < 4 else outputs
 
 
 def mean_nll(nll: Tensor, weights: Tensor | None) -> Tensor:

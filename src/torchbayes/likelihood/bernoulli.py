@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from torchbayes.likelihood.base import Likelihood, mean_nll
+from torchbayes.likelihood.base import Likelihood, at_least_single, mean_nll
 from torchbayes.predict.binary import BinaryPredictive
 from torchbayes.predict.results import like_predictions
 
@@ -82,7 +82,7 @@ class Bernoulli(Likelihood):
         """Average probabilities, not logits; a second dimension of one logit is dropped."""
         if outputs.dim() > 2 and outputs.shape[2] == 1:
             outputs = outputs.squeeze(2)
-        logits = outputs.float() if outputs.dtype.itemsize < 4 else outputs
+        logits = at_least_single(outputs)
         yes, no = logits.sigmoid(), (-logits).sigmoid()
         aleatoric = (torch.special.entr(yes) + torch.special.entr(no)).mean(0)
         return BinaryPredictive(yes.mean(0), aleatoric, len(outputs), no.mean(0))

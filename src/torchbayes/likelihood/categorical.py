@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from torchbayes.likelihood.base import Likelihood, mean_nll
+from torchbayes.likelihood.base import Likelihood, at_least_single, mean_nll
 from torchbayes.predict.results import ClassPredictive
 
 __all__ = ["Categorical"]
@@ -98,7 +98,7 @@ class Categorical(Likelihood):
     def predictive(self, outputs: Tensor) -> ClassPredictive:
         """Average probabilities, not logits."""
         _check_classes(outputs.shape[2:])
-        probs = outputs.float().softmax(2) if outputs.dtype.itemsize < 4 else outputs.softmax(2)
+        probs = at_least_single(outputs).softmax(2)
         aleatoric = torch.special.entr(probs).sum(2).mean(0)
         return ClassPredictive(probs.mean(0), aleatoric, len(outputs))
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution, Normal
 from torch.distributions import StudentT as StudentTDistribution
 
+from torchbayes.likelihood.base import at_least_single
 from torchbayes.likelihood.observation import Observation
 from torchbayes.predict.results import RegressionPredictive, like_predictions
 
@@ -56,6 +57,7 @@ def _level(parameter: Tensor, detached: bool) -> Tensor:
 
 def _location_scale(outputs: Tensor, log_std: Tensor, predicted: bool) -> tuple[Tensor, Tensor]:
     """Return the location and the scale of the noise around it."""
+    outputs = at_least_single(outputs)
     if not predicted:
         return outputs, log_std.exp().to(outputs).expand_as(outputs)
     if outputs.dim() < 2 or outputs.shape[-1] % 2:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from torchbayes.likelihood.base import Likelihood, mean_nll
+from torchbayes.likelihood.base import Likelihood, at_least_single, mean_nll
 from torchbayes.predict.results import RegressionPredictive, like_predictions, log_prob_of
 
 __all__ = ["Observation"]
@@ -58,7 +58,7 @@ class Observation(Likelihood):
         """Return the mean over examples of −log p(targets | outputs)."""
         distribution = self.distribution(outputs)
         shape = distribution.batch_shape + distribution.event_shape
-        values = like_predictions(targets, shape).to(outputs.dtype)
+        values = like_predictions(targets, shape).to(at_least_single(outputs).dtype)
         return mean_nll(-log_prob_of(distribution, values), weights)
 
     def predictive(self, outputs: Tensor) -> RegressionPredictive:

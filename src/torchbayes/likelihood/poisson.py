@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Poisson as PoissonDistribution
 
-from torchbayes.likelihood.base import mean_nll
+from torchbayes.likelihood.base import at_least_single, mean_nll
 from torchbayes.likelihood.observation import Observation
 from torchbayes.predict.results import RegressionPredictive, like_predictions
 
@@ -36,14 +36,13 @@ class Poisson(Observation):
 
     def loss(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
         """Return the mean over examples of rate − count · log rate + log count!."""
+        outputs = at_least_single(outputs)
         counts = _checked(like_predictions(targets, outputs.shape)).to(outputs.dtype)
         return mean_nll(outputs.exp() - counts * outputs + torch.lgamma(counts + 1), weights)
 
     def predictive(self, outputs: Tensor) -> RegressionPredictive:
         """Return the mixture of the draws' Poisson distributions."""
-        return RegressionPredictive(
-            outputs.float() if outputs.dtype.itemsize < 4 else outputs, _counts
-        )
+        return RegressionPredictive(at_least_single(outputs), _counts)
 
     def check(self, outputs: Tensor, targets: Tensor) -> None:
         """Raise a `ValueError` if the targets are not one count for each output."""

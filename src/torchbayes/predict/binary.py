@@ -7,12 +7,18 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from torchbayes.predict.results import ClassPredictive, Predictive, check_parts, like_predictions
+from torchbayes.predict.results import (
+    ClassPredictive,
+    LabelPredictive,
+    Predictive,
+    check_parts,
+    like_predictions,
+)
 
 __all__ = ["BinaryPredictive"]
 
 
-class BinaryPredictive(Predictive):
+class BinaryPredictive(LabelPredictive):
     """Probabilities of binary labels averaged over draws.
 
     Args:
@@ -32,11 +38,8 @@ class BinaryPredictive(Predictive):
     def __init__(
         self, probs: Tensor, aleatoric: Tensor, draws: int, complement: Tensor | None = None
     ) -> None:
-        self.probs, self._aleatoric, self.draws = probs, aleatoric, draws
+        super().__init__(probs, aleatoric, draws)
         self._complement = 1 - probs if complement is None else complement
-
-    def __len__(self) -> int:
-        return len(self.probs)
 
     @property
     def prediction(self) -> Tensor:
@@ -53,16 +56,6 @@ class BinaryPredictive(Predictive):
         """The entropy of each label's averaged probability in nats: all of its uncertainty."""
         entropy: Tensor = torch.special.entr(self.probs) + torch.special.entr(self._complement)
         return entropy
-
-    @property
-    def aleatoric(self) -> Tensor:
-        """The expected entropy of a draw's probability, in nats."""
-        return self._aleatoric
-
-    @property
-    def epistemic(self) -> Tensor:
-        """The mutual information of label and weights, in nats: entropy minus its aleatoric part."""
-        return (self.entropy - self._aleatoric).clamp_min(0)
 
     def log_prob(self, targets: Tensor) -> Tensor:
         """Return the log-probability of each target label, of the shape of `probs`."""

@@ -15,6 +15,7 @@ from torchbayes.predict.distributions import distribution_function, is_count, qu
 
 __all__ = [
     "ClassPredictive",
+    "LabelPredictive",
     "Predictive",
     "RegressionPredictive",
     "check_parts",
@@ -118,11 +119,11 @@ def check_parts(parts: Sequence[Predictive], own: Sequence[Predictive]) -> None:
         )
 
 
-class ClassPredictive(Predictive):
-    """Class probabilities averaged over draws.
+class LabelPredictive(Predictive):
+    """Probabilities of labels averaged over draws, with their entropy split in two.
 
     Args:
-        probs: The averaged probabilities, (examples, classes, …) as `cross_entropy` orders them.
+        probs: The averaged probabilities.
         aleatoric: The entropy of a draw's probabilities, averaged over draws.
         draws: Number of draws.
     """
@@ -132,6 +133,36 @@ class ClassPredictive(Predictive):
 
     def __len__(self) -> int:
         return len(self.probs)
+
+    @property
+    @abstractmethod
+    def confidence(self) -> Tensor:
+        """The probability of the most probable label."""
+
+    @property
+    @abstractmethod
+    def entropy(self) -> Tensor:
+        """The entropy of the averaged probabilities in nats: all of the uncertainty."""
+
+    @property
+    def aleatoric(self) -> Tensor:
+        """The expected entropy of a draw's probabilities, in nats."""
+        return self._aleatoric
+
+    @property
+    def epistemic(self) -> Tensor:
+        """The mutual information of label and weights, in nats: entropy minus its aleatoric part."""
+        return (self.entropy - self._aleatoric).clamp_min(0)
+
+
+class ClassPredictive(LabelPredictive):
+    """Class probabilities averaged over draws.
+
+    Args:
+        probs: The averaged probabilities, (examples, classes, …) as `cross_entropy` orders them.
+        aleatoric: The entropy of a draw's probabilities, averaged over draws.
+        draws: Number of draws.
+    """
 
     @property
     def prediction(self) -> Tensor:
@@ -148,16 +179,6 @@ class ClassPredictive(Predictive):
         """The entropy of the averaged probabilities in nats: all of the uncertainty."""
         entropy: Tensor = torch.special.entr(self.probs).sum(1)
         return entropy
-
-    @property
-    def aleatoric(self) -> Tensor:
-        """The expected entropy of a draw's probabilities, in nats."""
-        return self._aleatoric
-
-    @property
-    def epistemic(self) -> Tensor:
-        """The mutual information of class and weights, in nats: entropy minus its aleatoric part."""
-        return (self.entropy - self._aleatoric).clamp_min(0)
 
     def log_prob(self, targets: Tensor) -> Tensor:
         """Return the log-probability of each target class."""

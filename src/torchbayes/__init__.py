@@ -32,9 +32,12 @@ if TYPE_CHECKING:
     from torchbayes.checks.verify import verify as verify
     from torchbayes.data import load_data as load_data
     from torchbayes.likelihood import (
+        Bernoulli as Bernoulli,
         Categorical as Categorical,
         GaussianNoise as GaussianNoise,
         Likelihood as Likelihood,
+        Poisson as Poisson,
+        StudentT as StudentT,
     )
     from torchbayes.optim import *
     from torchbayes.posterior import (
@@ -50,6 +53,7 @@ if TYPE_CHECKING:
         snapshot as snapshot,
     )
     from torchbayes.predict.batchnorm import recalibrate_batchnorm as recalibrate_batchnorm
+    from torchbayes.predict.binary import BinaryPredictive as BinaryPredictive
     from torchbayes.predict.predictive import predictive as predictive
     from torchbayes.predict.results import (
         ClassPredictive as ClassPredictive,
@@ -92,11 +96,12 @@ else:
         "average": "HWA SWA SWAG",
         "checks.verify": "verify",
         "data": "load_data",
-        "likelihood": "Categorical GaussianNoise Likelihood",
+        "likelihood": "Bernoulli Categorical GaussianNoise Likelihood Poisson StudentT",
         "posterior": (
             "Gaussian KroneckerGaussian LowRankGaussian Point Posterior Samples Weights latents load snapshot"
         ),
         "predict.batchnorm": "recalibrate_batchnorm",
+        "predict.binary": "BinaryPredictive",
         "predict.predictive": "predictive",
         "predict.results": "ClassPredictive Predictive RegressionPredictive",
         "prior": "GaussianPrior Prior ScaleMixturePrior",

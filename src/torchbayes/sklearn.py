@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torchbayes.core.outputs import Output
 from torchbayes.likelihood import Categorical, GaussianNoise, Likelihood
 from torchbayes.models import build_model
+from torchbayes.predict.binary import BinaryPredictive
 from torchbayes.predict.results import ClassPredictive, RegressionPredictive
 from torchbayes.train.fit import Run, fit
 
@@ -75,7 +76,9 @@ class _BayesianEstimator(BaseEstimator):  # type: ignore[misc]
         self.batch_size, self.samples = batch_size, samples
         self.options, self.random_state, self.output = options, random_state, output
 
-    def _fit(self, inputs: Tensor, targets: Tensor, outputs: int, likelihood: Likelihood) -> None:
+    def _fit(
+        self, inputs: Tensor, targets: Tensor, outputs: int, likelihood: Likelihood | None
+    ) -> None:
         self.seed_ = int(check_random_state(self.random_state).randint(2**31 - 1))
         options = dict(self.options) if self.options is not None else {}
         if self.lr is not None:
@@ -116,9 +119,9 @@ class BayesianClassifier(ClassifierMixin, _BayesianEstimator):  # type: ignore[m
     """A Bayesian network as a scikit-learn classifier.
 
     Args:
-        model: The network, with one output per class, or a function that builds one; by default LeNet-5 for
-            images of at least 16 × 16 pixels and a ReLU network with two hidden layers of 64 for other data,
-            both on standardised inputs.
+        model: The network, with one output per class (two classes may have one), or a function that builds
+            one; by default LeNet-5 for images of at least 16 × 16 pixels and a ReLU network with two hidden
+            layers of 64 for other data, both on standardised inputs.
         method: Name of a method in `torchbayes.METHODS`.
         lr: Learning rate; the method's own default if None.
         epochs: Number of passes over the training set.
@@ -152,12 +155,16 @@ class BayesianClassifier(ClassifierMixin, _BayesianEstimator):  # type: ignore[m
             raise ValueError(
                 f"y has 1 class, {self.classes_[0]!r}: a classifier needs examples of at least 2"
             )
-        self._fit(_tensor(X), torch.from_numpy(numbers).long(), len(self.classes_), Categorical())
+        # Two classes may have one logit: `fit` finds out from the network's outputs.
+        likelihood = None if len(self.classes_) == 2 and self.model is not None else Categorical()
+        self._fit(_tensor(X), torch.from_numpy(numbers).long(), len(self.classes_), likelihood)
         return self
 
     def predictive(self, X: Any) -> ClassPredictive:
         """Return the prediction with its uncertainty decomposed, in torch tensors."""
         result = self._predictive(X)
+        if isinstance(result, BinaryPredictive):
+            result = result.as_classes()
         assert isinstance(result, ClassPredictive)
         return result
 

@@ -779,3 +779,58 @@ def test_a_module_that_stands_at_two_places_keeps_its_weights() -> None:
         tb.predictive(model, posterior, torch.randn(4, 3), samples=samples)
         assert shared.weight is own
         assert torch.equal(shared.weight, value)
+
+
+# -- Inputs that are passed whole ---------------------------------------------------------------------
+
+
+class GraphNet(nn.Module):
+    """Two graph convolutions: every node's output depends on all nodes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(3, 8), nn.Linear(8, 2)
+
+    def forward(self, features: Tensor, adjacency: Tensor) -> Tensor:
+        hidden: Tensor = torch.tanh(adjacency @ self.one(features))
+        outputs: Tensor = adjacency @ self.two(hidden)
+        return outputs
+
+
+def test_a_graph_is_passed_whole() -> None:
+    torch.manual_seed(0)
+    net, features, adjacency = GraphNet(), torch.randn(7, 3), torch.rand(7, 7).softmax(1)
+    posterior = tb.Samples(net)
+    logits = []
+    for _ in range(3):
+        with torch.no_grad():
+            for p in net.parameters():
+                p.normal_()
+            logits.append(net(features, adjacency))
+        posterior.append()
+    found = tb.predictive(net, posterior, (features, adjacency), split=False)
+    assert isinstance(found, tb.ClassPredictive)
+    torch.testing.assert_close(found.probs, torch.stack(logits).softmax(-1).mean(0))
+    loader = [((features, adjacency), None), ((features, adjacency), None)]
+    twice = tb.predictive(net, posterior, loader, split=False)
+    assert len(twice) == 14
+    with pytest.raises(RuntimeError, match=r"first example of these inputs alone.*split=False"):
+        tb.predictive(net, posterior, (features, adjacency))
+
+
+def test_outputs_of_whole_inputs_may_have_another_length() -> None:
+    """One output for a whole set, as a network that pools a graph gives."""
+
+    class Pool(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3, 2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (x @ self.weight).mean(0, keepdim=True)
+
+    net = Pool()
+    point = tb.Point(tb.snapshot(net))
+    assert len(tb.predictive(net, point, torch.randn(5, 3), split=False)) == 1
+    with pytest.raises(ValueError, match=r"for 5 examples.*split=False"):
+        tb.predictive(net, point, torch.randn(5, 3))

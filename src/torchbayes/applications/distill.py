@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from torchbayes.likelihood import Categorical, Likelihood
+from torchbayes.likelihood.base import mean_nll
 from torchbayes.posterior import Posterior
 from torchbayes.predict.predictive import predictive
 from torchbayes.predict.results import ClassPredictive
@@ -37,14 +38,16 @@ class SoftLabels(Likelihood):
         0.6931471824645996
     """
 
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def loss(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
         """Compute the mean cross entropy."""
         if outputs.shape != targets.shape:
             raise ValueError(
                 f"the student gives {tuple(outputs.shape[1:])} outputs and the teacher "
                 f"{tuple(targets.shape[1:])} classes: build it for the same classes"
             )
-        return nn.functional.cross_entropy(outputs, targets)
+        if weights is None:
+            return nn.functional.cross_entropy(outputs, targets)
+        return mean_nll(nn.functional.cross_entropy(outputs, targets, reduction="none"), weights)
 
     def predictive(self, outputs: Tensor) -> ClassPredictive:
         """Predict as for class labels."""

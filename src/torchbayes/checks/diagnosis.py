@@ -14,6 +14,7 @@ from torchbayes.core.names import named_parameters
 from torchbayes.core.outputs import output_tensor
 from torchbayes.likelihood import Categorical, Likelihood
 from torchbayes.posterior import Point, Samples
+from torchbayes.predict.binary import BinaryPredictive
 from torchbayes.predict.predictive import predictive
 from torchbayes.predict.results import ClassPredictive, RegressionPredictive
 from torchbayes.prior import Prior
@@ -70,8 +71,10 @@ def predictions(
     rows: list[Tensor] = []
     for weights in samples:
         one = predictive(model, Point(weights), inputs, 1, likelihood)
-        assert isinstance(one, (ClassPredictive, RegressionPredictive))
-        rows.append((one.probs if isinstance(one, ClassPredictive) else one.mean).double().cpu())
+        assert isinstance(one, (ClassPredictive, BinaryPredictive, RegressionPredictive))
+        rows.append(
+            (one.mean if isinstance(one, RegressionPredictive) else one.probs).double().cpu()
+        )
     return by_chain(torch.stack(rows).flatten(2).numpy(), samples.chains)
 
 

@@ -17,6 +17,7 @@ __all__ = [
     "arguments",
     "as_labels",
     "batch_len",
+    "batch_weights",
     "call",
     "check_mean_loss",
     "network_dtype",
@@ -40,8 +41,8 @@ def split_batch(batch: Any) -> tuple[Inputs, Tensor | None]:
     """Split a batch into the model's inputs and the targets.
 
     Args:
-        batch: A tensor (inputs only), a tuple or list `(inputs,)` or `(inputs, targets)`, or a dict
-            whose targets are under `target`, `targets`, `label`, `labels` or `y`.
+        batch: A tensor (inputs only), a tuple or list `(inputs,)`, `(inputs, targets)` or `(inputs, targets,
+            weights)`, or a dict whose targets are under `target`, `targets`, `label`, `labels` or `y`.
 
     Returns:
         The inputs, and the targets or None if the batch has none.
@@ -64,16 +65,30 @@ def split_batch(batch: Any) -> tuple[Inputs, Tensor | None]:
     if isinstance(batch, (tuple, list)):
         if len(batch) == 1:
             return batch[0], None
-        if len(batch) == 2:
+        if len(batch) == 2 or batch_weights(batch) is not None:
             return batch[0], batch[1]
         raise ValueError(
-            f"a batch is (inputs,) or (inputs, targets), but this one has {len(batch)} entries: "
-            "put several inputs into one tuple or dict, as in ((x1, x2), targets)"
+            f"a batch is (inputs,), (inputs, targets) or (inputs, targets, weights), but this one has "
+            f"{len(batch)} entries: put several inputs into one tuple or dict, as in ((x1, x2), targets)"
         )
     raise TypeError(
         f"a batch is a tensor, a tuple, a list or a dict, not {type(batch).__name__}: "
         "convert it in the loader's collate function"
     )
+
+
+def batch_weights(batch: Any) -> Tensor | None:
+    """Return the weights of a batch's examples: the third entry, a vector of real numbers, or None.
+
+    Example:
+        >>> batch_weights((torch.zeros(2, 3), torch.arange(2), torch.tensor([1.0, 0.5])))
+        tensor([1.0000, 0.5000])
+    """
+    if not isinstance(batch, (tuple, list)) or len(batch) != 3:
+        return None
+    weights = batch[2]
+    real = isinstance(weights, Tensor) and weights.is_floating_point() and weights.dim() == 1
+    return weights if real else None
 
 
 def call(model: nn.Module | Callable[..., Any], inputs: Inputs) -> Any:

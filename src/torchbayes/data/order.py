@@ -50,6 +50,9 @@ def share(count: int, rank: int, world_size: int) -> tuple[int, int]:
 class EpochLoader(ABC):
     """Base of the in-memory and the streaming loader: the plan of an epoch.
 
+    Attributes:
+        splits: Whether batches are slices of the data along the first dimension.
+
     Args:
         num_examples: Size of the data set, over all ranks.
         batch_size: Examples per global batch, which the ranks share.
@@ -65,6 +68,7 @@ class EpochLoader(ABC):
     """
 
     doubt: str | None = None
+    splits = True
 
     def __init__(
         self, num_examples: int, batch_size: int, shuffle: bool, seed: int,
@@ -99,16 +103,17 @@ class EpochLoader(ABC):
         whole, rest = divmod(self.num_examples, self.batch_size)
         return whole if self.drop_last or not rest else whole + 1
 
-    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:
         """Iterate over the next epoch: the first iteration is epoch 0, then 1, and so on."""
         epoch, self.epoch = self.epoch, self.epoch + 1
         return self.batches(epoch)
 
-    def batches(self, epoch: int, start: int = 0) -> Iterator[tuple[Any, Any]]:
+    def batches(self, epoch: int, start: int = 0) -> Iterator[tuple[Any, ...]]:
         """Iterate over the `(inputs, targets)` of one epoch, from batch `start` on.
 
-        With `world_size` > 1 these are this rank's shares. The last share of an epoch is empty on
-        some ranks if the last batch has fewer examples than there are ranks.
+        A loader with weights of the examples gives them as a third entry. With `world_size` > 1 these are
+        this rank's shares. The last share of an epoch is empty on some ranks if the last batch has fewer
+        examples than there are ranks.
 
         Args:
             epoch: Number of the epoch, which determines order and augmentation.
@@ -153,5 +158,5 @@ class EpochLoader(ABC):
         return mixed_seed(AUGMENT, self.seed, epoch, batch, self.rank)
 
     @abstractmethod
-    def _read(self, epoch: int, plan: Iterator[tuple[int, Tensor]]) -> Iterator[tuple[Any, Any]]:
+    def _read(self, epoch: int, plan: Iterator[tuple[int, Tensor]]) -> Iterator[tuple[Any, ...]]:
         """Read the batches at the plan's indices."""

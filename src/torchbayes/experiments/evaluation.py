@@ -60,14 +60,17 @@ def evaluate(
     extra: dict[str, float] = {}
     if isinstance(test, RunningPredictive):
         assert isinstance(other, ClassPredictive)
-        predictions = Predictions.of(test, targets, other)
+        ignored = getattr(run.likelihood(), "ignore_index", None)
+        if test.probs.dim() > 2:
+            extra["mean_iou"] = metrics.mean_iou(*metrics.rows(test.probs, targets, ignored))
+        predictions = Predictions.of(test, targets, other, ignored)
         predictions.save(folder / "predictions.npz")
-        write_json(folder / "draws.json", _scores_by_draws(test, targets))
+        write_json(folder / "draws.json", _scores_by_draws(test, targets, ignored))
         noise = noise_for(data)
         if noise is not None:
             blank = run.predict(normalise(noise.inputs, torch.Generator()), samples, last=last)
             assert isinstance(blank, ClassPredictive)
-            extra["auroc_noise"] = metrics.auroc(test.entropy, blank.entropy)
+            extra["auroc_noise"] = metrics.auroc(test.entropy.flatten(), blank.entropy.flatten())
     else:
         assert isinstance(test, RegressionPredictive)
         assert isinstance(other, RegressionPredictive)
@@ -98,16 +101,17 @@ def _cost(run: TrainedRun, last: bool) -> dict[str, float | None]:
     return cost
 
 
-def _scores_by_draws(test: RunningPredictive, targets: Tensor) -> list[dict[str, float]]:
+def _scores_by_draws(
+    test: RunningPredictive, targets: Tensor, ignored: int | None
+) -> list[dict[str, float]]:
     """Score the averages over the first 1, 2, 4, … draws."""
-    return [
-        {
-            "draws": draws,
-            "nll": metrics.nll(probs, targets),
-            "accuracy": metrics.accuracy(probs, targets),
-        }
-        for draws, probs in test.stages.items()
-    ]
+    table = []
+    for draws, probs in test.stages.items():
+        rows = metrics.rows(probs, targets, ignored)
+        table.append(
+            {"draws": draws, "nll": metrics.nll(*rows), "accuracy": metrics.accuracy(*rows)}
+        )
+    return table
 
 
 def finite(value: float) -> float | None:

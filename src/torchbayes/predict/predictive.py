@@ -51,7 +51,7 @@ _Source = Callable[[int, torch.Generator], Iterator[Weights]]
 def predictive(
     model: nn.Module, posterior: Posterior, inputs: Any, samples: int = 32,
     likelihood: Likelihood | None = None, generator: torch.Generator | None = None,
-    max_memory: int = 1 << 30, output: Output = None,
+    max_memory: int = 1 << 30, *, output: Output = None, split: bool = True,
 ) -> Predictive:  # fmt: skip
     """Predict by averaging over the weights: p(y | x) ≈ mean over draws of p(y | x, w).
 
@@ -70,6 +70,9 @@ def predictive(
         max_memory: Approximate limit in bytes on draws and activations held at a time.
         output: Where the likelihood's tensor is in what the model returns: a key, an index or a function. A
             tensor, and what is called `logits`, is found without it.
+        split: Whether inputs may be cut into pieces along their first dimension. False passes them whole,
+            such as the nodes and edges of a graph; the model's outputs then need not have as many rows as
+            its inputs, and `max_memory` limits the draws alone.
 
     Example:
         >>> import torch, torchbayes as tb
@@ -87,7 +90,7 @@ def predictive(
     if generator is None:
         generator = torch.Generator().manual_seed(int(torch.empty((), dtype=torch.int64).random_()))
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    runner = _Runner(model, posterior, likelihood, device, max_memory, output)
+    runner = _Runner(model, posterior, likelihood, device, max_memory, output, split)
     inputs = as_inputs(inputs)
     parts: list[Predictive] = []
     with _evaluating(model), torch.no_grad(), uncompiled():
@@ -202,8 +205,9 @@ class _Runner:
 
     def __init__(
         self, model: nn.Module, posterior: Posterior, likelihood: Likelihood, device: torch.device,
-        max_memory: int, output: Output,
+        max_memory: int, output: Output, split: bool,
     ) -> None:  # fmt: skip
+        self._split = split
         self._model, self._posterior, self._likelihood = model, posterior, likelihood
         self._device, self._max_memory, self._output = device, max_memory, output
         self._dtype = network_dtype(model)
@@ -215,6 +219,11 @@ class _Runner:
         pieces: list[Any] = []
         largest = 1
         for batch in block:
+            if not self._split:
+                # Shows whether the model writes to its weights.
+                self._call(draws.first, suited(batch, self._device, self._dtype))
+                pieces.append(batch)
+                continue
             length = batch_len(batch)
             if length == 0:
                 continue
@@ -229,7 +238,7 @@ class _Runner:
         if not pieces:
             return []
         together = min(64, _VMAP_BYTES // largest, self._max_memory // (8 * weights))
-        if together < 2 or weights > _VMAP_WEIGHTS:
+        if together < 2 or weights > _VMAP_WEIGHTS or not self._split:
             together = 1
         results: list[Predictive | None] = [None] * len(pieces)
         for group in _grouped(draws.each(alone=together == 1), together):
@@ -248,11 +257,11 @@ class _Runner:
         return {name: torch.stack([draw[name] for draw in group]) for name in group[0]}
 
     def _outputs(self, group: list[Weights], stacked: Weights | None, piece: Any) -> Tensor:
-        args, kwargs = arguments(suited(piece, self._device, self._dtype))
-        length = batch_len(piece)
+        inputs = suited(piece, self._device, self._dtype)
+        length = batch_len(piece) if self._split else None
 
         def call(draw: Weights) -> Tensor:
-            return self._checked(self._posterior.call(self._model, draw, *args, **kwargs), length)
+            return self._checked(self._call(draw, inputs), length)
 
         if stacked is not None and self._can_vmap:
             try:
@@ -265,12 +274,17 @@ class _Runner:
                 self._can_vmap = False
         return torch.stack([call(draw) for draw in group])
 
-    def _checked(self, returned: Any, length: int) -> Tensor:
+    def _call(self, draw: Weights, inputs: Any) -> Any:
+        args, kwargs = arguments(inputs)
+        return self._posterior.call(self._model, draw, *args, **kwargs)
+
+    def _checked(self, returned: Any, length: int | None) -> Tensor:
         outputs = output_tensor(returned, self._output, network=type(self._model).__name__)
-        if outputs.shape[:1] != (length,):
+        if length is not None and outputs.shape[:1] != (length,):
             raise ValueError(
                 f"{type(self._model).__name__} returns shape {tuple(outputs.shape)} for {length} examples: "
-                "the first dimension of inputs and outputs must be the batch dimension"
+                "the first dimension of inputs and outputs must be the batch dimension; pass split=False for "
+                "inputs that are to be passed whole, such as a graph"
             )
         return outputs
 
@@ -287,9 +301,15 @@ class _Runner:
             two = map_tensors(one, lambda t: torch.cat([t, t]) if t.dim() else t)
             sizes = []
             for inputs in (one, two):
-                args, kwargs = arguments(inputs)
                 with _OperationSizes() as operations:
-                    self._posterior.call(self._model, draw, *args, **kwargs)
+                    try:
+                        self._call(draw, inputs)
+                    except RuntimeError as error:
+                        raise RuntimeError(
+                            f"{type(self._model).__name__} cannot take the first example of these inputs "
+                            f"alone ({str(error).splitlines()[0]}): check their shape, or pass split=False "
+                            "if they cannot be cut along the first dimension, such as a graph"
+                        ) from error
                 sizes.append(operations.bytes)
             if len(sizes[0]) == len(sizes[1]):
                 growth = [more - less for less, more in zip(*sizes, strict=True)]

@@ -56,6 +56,7 @@ _QUALITY, _ERRORS, _UNFAMILIAR, _COST = "Quality", "Errors", "Unfamiliar inputs"
 
 COLUMNS: tuple[Column, ...] = (
     Column("accuracy", "Accuracy", _QUALITY, True, _percent),
+    Column("mean_iou", "mean IoU", _QUALITY, True, _area),
     Column("rmse", "RMSE", _QUALITY, False, _error),
     Column("crps", "CRPS", _QUALITY, False, _error),
     Column("coverage90", "In 90 %", _QUALITY, None, _percent),

@@ -182,11 +182,11 @@ class SamplerMethod(Method):
             restart(self.model, self.plan)
             self.set_optimizer(self.build(self.algorithm, self.model))
 
-    def loss(self, inputs: Any, targets: Tensor) -> Tensor:
+    def loss(self, inputs: Any, targets: Tensor, weights: Tensor | None = None) -> Tensor:
         """Return the mean loss of a batch; every chain gets its own gradient."""
         if self.stack is None:
-            return super().loss(inputs, targets)
-        self._losses = self.stack.losses(inputs, targets)
+            return super().loss(inputs, targets, weights)
+        self._losses = self.stack.losses(inputs, targets, weights)
         fine = self._losses[self.stack.alive & torch.isfinite(self._losses.detach())]
         mean = fine.detach().mean()
         self.logs = {"nll": mean}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -10,16 +11,24 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from torchbayes.core.arrays import as_targets, as_tensors, is_array
-from torchbayes.core.batch import as_labels, call, network_dtype, slice_batch, split_batch, suited
+from torchbayes.core.batch import (
+    as_labels,
+    batch_weights,
+    call,
+    network_dtype,
+    slice_batch,
+    split_batch,
+    suited,
+)
 from torchbayes.core.outputs import Output, output_tensor
 from torchbayes.data import Split
 from torchbayes.data.foreign import ForeignLoader
-from torchbayes.data.loader import BatchLoader
+from torchbayes.data.loader import BatchLoader, WholeLoader
 from torchbayes.data.order import EpochLoader
 from torchbayes.data.stream import StreamLoader
-from torchbayes.likelihood import Categorical, GaussianNoise, Likelihood, as_likelihood
+from torchbayes.likelihood import Likelihood, as_likelihood, inferred_likelihood
 
-__all__ = ["as_loader", "check_data", "check_device", "device_of", "likelihood_for", "spelled"]
+__all__ = ["as_loader", "check_device", "device_of", "likelihood_for", "spelled"]
 
 
 def spelled(train_set: Any, targets: Any, method: str) -> tuple[Any, str]:
@@ -51,6 +60,8 @@ def as_loader(
     *,
     shuffle: bool = True,
     train_size: int | None = None,
+    weights: Any = None,
+    split: bool = True,
 ) -> EpochLoader:
     """Return a loader for what a user gave as data.
 
@@ -62,16 +73,31 @@ def as_loader(
         shard: Rank of this process and number of processes.
         shuffle: Whether the data are to be trained on, in random order, or read once from first to last.
         train_size: Number of examples, for data that cannot tell it.
+        weights: One weight per example, for data in memory.
+        split: Whether the data can be cut into batches; otherwise they are one, passed whole.
     """
     rank, world = shard
-    if isinstance(data, EpochLoader):
+    weights = None if weights is None else torch.as_tensor(weights, dtype=torch.get_default_dtype())
+    if isinstance(data, EpochLoader) and weights is None and split:
         return data
-    pair = _in_memory(data)
-    if pair is not None:
+    given = _in_memory(data)
+    if given is not None:
+        inputs, targets, own = given
+        weights = own if weights is None else weights
+        if not split:
+            return WholeLoader(
+                inputs, targets, seed=seed, transform=transform, weights=weights, world_size=world
+            )
         return BatchLoader(
-            *pair, batch_size, shuffle=shuffle, seed=seed, transform=transform,
-            rank=rank, world_size=world,
+            inputs, targets, batch_size, shuffle=shuffle, seed=seed, transform=transform,
+            rank=rank, world_size=world, weights=weights,
         )  # fmt: skip
+    if weights is not None or not split:
+        what = "split=False needs" if not split else "weights are for"
+        raise ValueError(
+            f"{what} inputs and targets in memory, not a {type(data).__name__}: pass a pair, or let the "
+            "loader give batches (inputs, targets, weights)"
+        )
     if isinstance(data, IterableDataset):
         data = DataLoader(data, batch_size)
     elif _is_map_style(data):
@@ -89,8 +115,9 @@ def as_loader(
     )
 
 
-def _in_memory(data: Any) -> tuple[Any, Tensor] | None:
-    """Return the inputs and targets of data that are in memory, as tensors; None for other data."""
+def _in_memory(data: Any) -> tuple[Any, Tensor, Any] | None:
+    """Return inputs, targets and weights, if any, of data in memory, as tensors; None for other data."""
+    weights = None
     if isinstance(data, Split):
         data = (data.inputs, data.targets)
     elif isinstance(data, TensorDataset):
@@ -102,12 +129,13 @@ def _in_memory(data: Any) -> tuple[Any, Tensor] | None:
     if isinstance(data, Mapping):
         inputs, targets = split_batch(data)
     elif isinstance(data, tuple):
-        if len(data) != 2:
+        weights = batch_weights(data)
+        if len(data) != 2 and weights is None:
             raise ValueError(
                 f"the data are {len(data)} parts, but inputs and targets are 2: put several inputs into a "
                 "tuple or dictionary of their own, as in ((x1, x2), targets)"
             )
-        inputs, targets = data
+        inputs, targets = data[:2]
     elif isinstance(data, list) and len(data) == 2 and _is_numbers(data[1]):
         inputs, targets = data
     else:
@@ -118,7 +146,7 @@ def _in_memory(data: Any) -> tuple[Any, Tensor] | None:
             f"the data have no targets{found}: give them too, as in fit(model, inputs, targets), or in a "
             "dictionary under 'labels'"
         )
-    return as_tensors(inputs), as_targets(targets)
+    return as_tensors(inputs), as_targets(targets), weights
 
 
 def _is_numbers(value: Any) -> bool:
@@ -129,23 +157,31 @@ def _is_map_style(data: Any) -> bool:
     return hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, str)
 
 
-def likelihood_for(loader: EpochLoader, given: Any) -> Likelihood:
-    """Return the given likelihood, or infer it from the type of the targets."""
-    if given is not None:
-        return as_likelihood(given)
-    _, targets = split_batch(loader.peek())
-    if targets is not None and targets.is_floating_point():
-        _check_one_hot(targets)
-        return GaussianNoise(learned=True)
-    return Categorical()
+def likelihood_for(
+    model: nn.Module, loader: EpochLoader, given: Any, output: Output = None
+) -> Likelihood:
+    """Return the given likelihood, or infer it from targets and outputs; check that the targets fit."""
+    batch = loader.peek()
+    inputs, targets = split_batch(batch)
+    if targets is None:
+        raise ValueError("the training set has no targets: give pairs of inputs and targets")
+    outputs = _outputs(model, slice_batch(inputs, 0, 2) if loader.splits else inputs, output)
+    known = getattr(loader, "targets", None)
+    targets = as_labels(known if isinstance(known, Tensor) else targets)
+    likelihood = inferred_likelihood(outputs, targets) if given is None else as_likelihood(given)
+    likelihood.check(outputs.cpu(), targets)
+    takes = inspect.signature(likelihood.loss).parameters
+    if batch_weights(batch) is not None and "weights" not in takes:
+        raise ValueError(
+            f"there are weights of the examples, but {type(likelihood).__name__}.loss does not take any: "
+            "give it a third argument, weights"
+        )
+    return likelihood
 
 
-def check_data(
-    model: nn.Module, loader: EpochLoader, likelihood: Likelihood, output: Output = None
-) -> None:
-    """Check that the network takes a batch and that the targets fit, before training starts."""
-    inputs, targets = split_batch(loader.peek())
-    inputs = suited(slice_batch(inputs, 0, 2), device_of(model), network_dtype(model))
+def _outputs(model: nn.Module, inputs: Any, output: Output) -> Tensor:
+    """Return what the likelihood takes of the network's outputs, in evaluation mode."""
+    inputs = suited(inputs, device_of(model), network_dtype(model))
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -159,50 +195,7 @@ def check_data(
     finally:
         for module, mode in modes:
             module.training = mode
-    outputs = output_tensor(returned, output, network=type(model).__name__)
-    if isinstance(likelihood, Categorical):
-        known = getattr(loader, "targets", None)
-        known = known if isinstance(known, Tensor) else targets
-        _check_labels(None if known is None else as_labels(known), outputs)
-
-
-def _check_labels(targets: Tensor | None, outputs: Tensor) -> None:
-    if targets is None:
-        raise ValueError("the training set has no targets: give pairs of inputs and targets")
-    if targets.is_floating_point():
-        _check_one_hot(targets)
-        raise ValueError(
-            f"targets are {targets.dtype}, which are not class labels: convert them to int64, or pass "
-            "likelihood=torchbayes.GaussianNoise(…) for regression"
-        )
-    if outputs.dim() < 2:
-        return  # the likelihood says what is wrong
-    classes, wanted = outputs.shape[1], tuple(outputs.shape[2:])
-    if tuple(targets.shape[1:]) != wanted:
-        hint = "pass targets.argmax(1)" if targets.shape[1:] == (classes,) else "change their shape"
-        if targets.shape[1:] == (1,):
-            hint = "pass targets[:, 0]"
-        raise ValueError(
-            f"the targets have shape {tuple(targets.shape)}, but labels for these outputs have shape "
-            f"{(len(targets), *wanted)}: {hint}"
-        )
-    for bad in (int(targets.min()), int(targets.max())):
-        if not 0 <= bad < classes:
-            raise ValueError(
-                f"label {bad} is out of range: the network has {classes} classes, 0 to {classes - 1}"
-            )
-
-
-def _check_one_hot(targets: Tensor) -> None:
-    """Raise a `ValueError` if real targets look like classes, one-hot coded."""
-    if targets.dim() != 2 or targets.shape[1] < 2 or len(targets) < 2:
-        return
-    if bool(((targets == 0) | (targets == 1)).all()) and bool((targets.sum(1) == 1).all()):
-        raise ValueError(
-            f"the targets, {targets.dtype} of shape {tuple(targets.shape)}, look like one-hot classes: pass "
-            "targets.argmax(1), or a likelihood such as torchbayes.GaussianNoise(learned=True) if they are "
-            "measurements"
-        )
+    return output_tensor(returned, output, network=type(model).__name__)
 
 
 def _described(inputs: Any) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from torchbayes.core import distributed
 from torchbayes.core.names import named_parameters, unwrapped
@@ -20,14 +20,7 @@ from torchbayes.likelihood import Likelihood
 from torchbayes.posterior import Posterior
 from torchbayes.predict.predictive import predictive
 from torchbayes.predict.results import Predictive
-from torchbayes.train.data import (
-    as_loader,
-    check_data,
-    check_device,
-    device_of,
-    likelihood_for,
-    spelled,
-)
+from torchbayes.train.data import as_loader, check_device, device_of, likelihood_for, spelled
 from torchbayes.train.loop import Training
 from torchbayes.train.method import Plan
 from torchbayes.train.progress import NoProgress, Progress, RichProgress
@@ -82,6 +75,8 @@ def fit(
     train_size: int | None = None,
     output: Output = None,
     likelihood: Likelihood | Any | None = None,
+    weights: Tensor | None = None,
+    split: bool = True,
     validation: Any | None = None,
     transform: Callable[[Any, torch.Generator], Any] | None = None,
     schedule: str | Schedule = "constant",
@@ -123,8 +118,13 @@ def fit(
         train_size: Number of training examples, for data that cannot tell it, such as an iterable data set.
         output: Where the likelihood's tensor is in what the network returns: a key, an index or a function.
             A tensor, and what is called `logits`, is found without it.
-        likelihood: Meaning of the outputs; by default classes for integer targets, Gaussian noise of learned
-            size for real ones.
+        likelihood: Meaning of the outputs; by default classes for integer targets, binary labels where the
+            network has one logit for each 0 or 1, Gaussian noise of learned size for other real targets.
+        weights: A factor of each example's negative log-likelihood, (examples,). The loss is still divided by
+            the number of examples: weights that average 1 keep the scale. A loader gives them as the third
+            entry of a batch.
+        split: Whether the training set can be cut into batches along its first dimension; False for a graph,
+            whose inputs are passed whole and whose targets count the examples.
         validation: Data to score after every epoch, in any of the forms of `train_set`.
         transform: Applied to every batch of inputs, such as normalisation and augmentation.
         schedule: Learning-rate schedule.
@@ -161,6 +161,10 @@ def fit(
     schedule = as_schedule(schedule)
     _check_numbers(epochs, batch_size, accumulate, train_size, clip_norm, amp)
     check_device(device)
+    if accumulate > 1 and not split:
+        raise ValueError(
+            f"accumulate is {accumulate}, but split=False passes inputs whole: leave out one"
+        )
     with contextlib.ExitStack() as stack:
         stack.enter_context(distributed.process_group())
         stack.enter_context(_seeded(seed))
@@ -175,12 +179,14 @@ def fit(
             norm.eval()
         rank, world = distributed.rank(), distributed.world_size()
         shard = (0, 1) if method_class.one_per_rank else (rank, world)
-        loader = as_loader(train_set, batch_size, seed, transform, shard, train_size=train_size)
+        loader = as_loader(
+            train_set, batch_size, seed, transform, shard, train_size=train_size, weights=weights,
+            split=split,
+        )  # fmt: skip
         held_out = None
         if validation is not None:
-            held_out = as_loader(validation, 512, 0, transform, (0, 1), shuffle=False)
-        noise = likelihood_for(loader, likelihood).to(device_of(made))
-        check_data(made, loader, noise, output)
+            held_out = as_loader(validation, 512, 0, transform, (0, 1), shuffle=False, split=split)
+        noise = likelihood_for(made, loader, likelihood, output).to(device_of(made))
         if not method_class.one_per_rank:
             distributed.broadcast([*made.parameters(), *made.buffers()])
         torch.manual_seed(

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torchbayes.core import distributed
 from torchbayes.core.batch import (
     as_labels,
-    batch_len,
+    batch_weights,
     call,
     network_dtype,
     slice_batch,
@@ -29,7 +29,6 @@ from torchbayes.core.batch import (
 )
 from torchbayes.core.outputs import output_tensor
 from torchbayes.data.order import EpochLoader
-from torchbayes.likelihood import Categorical
 from torchbayes.train.data import device_of
 from torchbayes.train.failures import TrainingError, first_nonfinite_layer, first_nonfinite_weight
 from torchbayes.train.interrupt import StopRequest, stop_requests
@@ -109,7 +108,7 @@ class Training:
                 for norm in self.resting:
                     norm.eval()
                 for batch in self.loader.batches(self.epoch, self.batch):
-                    self._update(*split_batch(batch))
+                    self._update(*split_batch(batch), batch_weights(batch))
                     self.batch += 1
                     progress.advance(self.sums["loss"] / self.batch)
                     save, end = self._pause(stop)
@@ -126,13 +125,14 @@ class Training:
                 if self._pause(stop)[0] or self.epoch == epochs:
                     self._save()
 
-    def _update(self, inputs: Any, targets: Tensor | None) -> None:
+    def _update(self, inputs: Any, targets: Tensor | None, weights: Tensor | None) -> None:
         """Take one step on one batch."""
         if targets is None:
             raise ValueError("the training set has no targets: give pairs of inputs and targets")
         inputs = suited(inputs, self.device, self.dtype)
         targets = as_labels(targets).to(self.device)
-        count = batch_len(inputs)
+        weights = None if weights is None else weights.to(self.device)
+        count = len(targets)
         # Batches are global: under torchrun this process has only its share of the examples.
         share = self._share(count)
         size = math.ceil(count / self.accumulate) if count else 1
@@ -147,9 +147,10 @@ class Training:
             for start in starts:
                 piece = inputs if len(starts) == 1 else slice_batch(inputs, start, start + size)
                 wanted = targets if len(starts) == 1 else targets[start : start + size]
-                weight = batch_len(piece) / count
+                given = () if weights is None else (weights[start : start + size],)
+                weight = len(wanted) / count
                 with torch.autocast(self.device.type, self.amp, enabled=self.amp is not None):
-                    loss = self.method.loss(piece, wanted) * weight
+                    loss = self.method.loss(piece, wanted, *given) * weight
                 self.scaler.scale(loss).backward()
                 total += loss.detach()
                 for name, value in self.method.logs.items():
@@ -233,7 +234,8 @@ class Training:
         """Score the current mean weights; `torchbayes evaluate` scores the posterior."""
         assert self.validation is not None
         module, likelihood = self.method.scored(self._training_batches()), self.method.likelihood
-        nll, correct, count = 0.0, 0.0, 0
+        nll, count = 0.0, 0
+        correct: list[Tensor] = []
         for batch in self.validation.batches(0):
             inputs, targets = split_batch(batch)
             if targets is None:
@@ -241,14 +243,15 @@ class Training:
             outputs = call(module, suited(inputs, self.device, self.dtype))
             outputs = output_tensor(outputs, self.method.plan.output)
             targets = as_labels(targets).to(self.device)
-            size = len(targets)
+            size = likelihood.count(targets)
             nll += float(likelihood.loss(outputs, targets)) * size
-            if isinstance(likelihood, Categorical):
-                correct += float((outputs.argmax(1) == targets).float().mean()) * size
+            right = likelihood.correct(outputs, targets)
+            if right is not None:
+                correct.append(right.flatten())
             count += size
-        scores = {"validation_nll": nll / count}
-        if isinstance(likelihood, Categorical):
-            scores["validation_accuracy"] = correct / count
+        scores = {"validation_nll": nll / max(1, count)}
+        if correct:
+            scores["validation_accuracy"] = float(torch.cat(correct).double().mean())
         return scores
 
     def _training_batches(self) -> Iterator[Any]:

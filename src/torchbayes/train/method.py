@@ -22,7 +22,7 @@ from torchbayes.likelihood import Likelihood
 from torchbayes.posterior import Posterior
 from torchbayes.train.schedule import Schedule
 
-__all__ = ["Method", "Plan", "arguments_of"]
+__all__ = ["Method", "Plan", "arguments_of", "loss_of"]
 
 _Made = TypeVar("_Made")
 
@@ -66,6 +66,20 @@ def arguments_of(cls: type) -> dict[str, inspect.Parameter]:
         for p in parameters[first:]
         if p.name not in _FACTS and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
     }
+
+
+def loss_of(
+    likelihood: Likelihood, outputs: Tensor, targets: Tensor, weights: Tensor | None
+) -> Tensor:
+    """Return the mean over all of a batch's examples, also those that the likelihood does not count.
+
+    `fit` counts every example in `train_size`, and so do optimisers that square the gradients of single
+    examples: one without a label is an example that says nothing.
+    """
+    given = () if weights is None else (weights,)
+    loss = likelihood.loss(outputs, targets, *given)
+    counted = likelihood.count(targets)
+    return loss if counted == len(targets) else loss * (counted / len(targets))
 
 
 class Method(ABC):
@@ -164,9 +178,9 @@ class Method(ABC):
             return returned  # at every step, so without another call
         return output_tensor(returned, self.plan.output)
 
-    def loss(self, inputs: Any, targets: Tensor) -> Tensor:
+    def loss(self, inputs: Any, targets: Tensor, weights: Tensor | None = None) -> Tensor:
         """Return the mean loss of a batch, and note its parts in `logs`."""
-        nll = self.likelihood.loss(self.outputs(inputs), targets)
+        nll = loss_of(self.likelihood, self.outputs(inputs), targets, weights)
         self.logs = {"nll": nll.detach()}
         return nll
 

@@ -17,6 +17,7 @@ from torchbayes.core.parameters import trainable
 from torchbayes.likelihood import Likelihood
 from torchbayes.posterior import Weights
 from torchbayes.prior import GaussianPrior, Prior
+from torchbayes.train.method import loss_of
 
 __all__ = ["StackedChains", "StackedPrior"]
 
@@ -90,17 +91,17 @@ class StackedChains:
         device = next(iter(stacked.values())).device
         self.alive = torch.ones(len(starts), dtype=torch.bool, device=device)
 
-    def losses(self, inputs: Any, targets: Tensor) -> Tensor:
+    def losses(self, inputs: Any, targets: Tensor, weights: Tensor | None = None) -> Tensor:
         """Return the mean loss of a batch for every chain, (chains,)."""
         positional, named = arguments(inputs)
 
-        def one(weights: Weights) -> Tensor:
-            own = own_weights(self._net, weights)
+        def one(chain: Weights) -> Tensor:
+            own = own_weights(self._net, chain)
             outputs = functional_call(self._net, own, positional, named)
-            return self._likelihood.loss(output_tensor(outputs, self._output), targets)
+            return loss_of(self._likelihood, output_tensor(outputs, self._output), targets, weights)
 
-        weights: Weights = {**trainable(self.model)}
-        losses: Tensor = vmap(one, randomness="different")(weights)
+        stacked: Weights = {**trainable(self.model)}
+        losses: Tensor = vmap(one, randomness="different")(stacked)
         return losses
 
     @torch.no_grad()

@@ -18,7 +18,7 @@ from torchbayes.optim import MAP, MLE
 from torchbayes.posterior import Generated, Posterior
 from torchbayes.predict.batchnorm import recalibrate_each
 from torchbayes.prior import GaussianPrior
-from torchbayes.train.method import Method, Plan
+from torchbayes.train.method import Method, Plan, loss_of
 from torchbayes.variational import Hypernet, HypernetSGD, MeanField
 from torchbayes.variational.objective import annealed_weight, blundell_weight
 
@@ -108,11 +108,11 @@ class MeanFieldMethod(Method):
             return annealed_weight(self.updates, max(1, rise))
         return 1.0
 
-    def loss(self, inputs: Any, targets: Tensor) -> Tensor:
+    def loss(self, inputs: Any, targets: Tensor, weights: Tensor | None = None) -> Tensor:
         """Return the minibatch's share of the free energy, per example."""
         nlls, kls = [], []
         for _ in range(self.mc_samples):
-            nlls.append(self.likelihood.loss(self.outputs(inputs), targets))
+            nlls.append(loss_of(self.likelihood, self.outputs(inputs), targets, weights))
             # The exact KL is the same for every draw, so one of them serves.
             if len(nlls) == self.mc_samples or not isinstance(self.module.prior, GaussianPrior):
                 kls.append(self.module.kl())

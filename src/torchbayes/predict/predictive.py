@@ -24,7 +24,8 @@ from torchbayes.core.batch import (
 from torchbayes.core.eager import uncompiled
 from torchbayes.core.names import named_buffers
 from torchbayes.likelihood import Categorical, Likelihood, as_likelihood
-from torchbayes.posterior import Posterior, Weights, plain_network
+from torchbayes.posterior import Posterior, Weights
+from torchbayes.posterior.posterior import plain_network
 from torchbayes.predict.results import Predictive
 
 __all__ = ["predictive"]

@@ -198,3 +198,27 @@ def test_by_hand_what_is_not_chosen_is_neither_drawn_nor_moved() -> None:
     now = tb.snapshot(network)
     assert [n for n in now if not torch.equal(now[n], before[n])] == ["head.weight", "head.bias"]
     assert list(optimizer.posterior().mean()) == ["head.weight", "head.bias"]
+
+
+def test_a_network_that_comes_in_eval_mode_resumes_too(tmp_path: Path) -> None:
+    """Its counter is a buffer of a frozen part, which the average has to hold: training changes it."""
+
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.training:
+                self.calls += 1
+            return x
+
+    network = nn.Sequential(nn.Linear(4, 8), Counting(), nn.Linear(8, 3)).eval()
+    settings: dict[str, Any] = {
+        "method": "swag", "params": "2", "epochs": 4, "batch_size": 16, "checkpoint_seconds": 0,
+    }  # fmt: skip
+    with pytest.raises(Stopped):
+        tb.fit(network, data(), folder=tmp_path, progress=StopAfter(13), **settings)
+    run = tb.fit(network, data(), folder=tmp_path, resume=True, progress=False, **settings)
+    assert run.posterior.mean()["1.calls"] == 16
+    assert network[1].calls == 0

@@ -80,26 +80,26 @@ def drawn(step: Callable[..., Any], model: nn.Module) -> Any:
     return optimizer.posterior()
 
 
-def sampled(model: nn.Module) -> tb.Posterior:
-    sampler, bank = tb.SGLD(model, train_size=48), tb.Samples(model)
-    tokens, labels = task()
-    for _ in range(4):
-        sampler.zero_grad()
-        F.cross_entropy(model(tokens), labels).backward()
-        sampler.step()
-        bank.append()
-    return bank
-
-
-def averaged(model: nn.Module) -> tb.Posterior:
-    averager = tb.SWAG(model, rank=2)
-    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+def stepped(optimizer: torch.optim.Optimizer, model: nn.Module, keep: Callable[[], None]) -> None:
+    """Train by hand with any optimiser."""
     tokens, labels = task()
     for _ in range(4):
         optimizer.zero_grad()
         F.cross_entropy(model(tokens), labels).backward()
         optimizer.step()
-        averager.update()
+        keep()
+
+
+def sampled(model: nn.Module) -> tb.Posterior:
+    bank = tb.Samples(model)
+    stepped(tb.SGLD(model, train_size=48), model, bank.append)
+    return bank
+
+
+def averaged(model: nn.Module) -> tb.Posterior:
+    averager = tb.SWAG(model, rank=2)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    stepped(torch.optim.SGD(trained, lr=0.1), model, averager.update)
     return averager.posterior()
 
 

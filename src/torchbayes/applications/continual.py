@@ -21,7 +21,8 @@ from torch import nn
 
 from torchbayes import metrics
 from torchbayes.applications.tasks import Task
-from torchbayes.posterior import Posterior, assign
+from torchbayes.posterior import Posterior
+from torchbayes.posterior.posterior import assign
 from torchbayes.predict.predictive import predictive
 from torchbayes.predict.results import ClassPredictive
 from torchbayes.prior import GaussianPrior

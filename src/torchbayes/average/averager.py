@@ -14,7 +14,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torchbayes.average.moments import update_mean
 from torchbayes.core.names import named_modules, named_weights
 from torchbayes.core.parameters import Params, selected
-from torchbayes.posterior import Posterior, Weights, described, held_names
+from torchbayes.posterior import Posterior, Weights, held_names
+from torchbayes.posterior.partial import described
 from torchbayes.predict.batchnorm import recalibrate_batchnorm
 
 __all__ = ["Averager"]

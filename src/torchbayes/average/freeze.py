@@ -10,7 +10,8 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from torchbayes.posterior import Generated, Posterior, Weights, assign, plain_network
+from torchbayes.posterior import Generated, Posterior, Weights
+from torchbayes.posterior.posterior import assign, plain_network
 from torchbayes.predict.batchnorm import recalibrate_batchnorm
 
 __all__ = ["freeze", "has_batchnorm", "loaded", "plain_network", "recalibrated", "take_draws"]

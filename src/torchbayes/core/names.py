@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 __all__ = [
     "dormant",
-    "module_names",
     "named_buffers",
     "named_modules",
     "named_parameters",
@@ -103,14 +102,6 @@ def named_modules(model: nn.Module) -> Iterator[tuple[str, str, nn.Module]]:
     seen: set[int] = set()
     for short, own, module in walk(model, "", ""):
         yield short.removesuffix("."), own.removesuffix("."), module
-
-
-def module_names(model: nn.Module) -> dict[str, str]:
-    """Return every module's name in `model` by its name without wrappers; the outer one of several."""
-    result: dict[str, str] = {}
-    for short, own, _ in named_modules(model):
-        result.setdefault(short, own)
-    return result
 
 
 def dormant(model: nn.Module) -> set[int]:

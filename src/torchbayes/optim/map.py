@@ -17,7 +17,8 @@ from torchbayes.core.declaration import register
 from torchbayes.core.names import named_parameters
 from torchbayes.core.parameters import Params, norm_parameters, parameter_groups
 from torchbayes.optim.base import ModelOptimizer, check_number, check_train_size
-from torchbayes.posterior import Point, described, snapshot
+from torchbayes.posterior import Point, snapshot
+from torchbayes.posterior.partial import described
 from torchbayes.prior import GaussianPrior, Prior, as_prior
 
 __all__ = ["MAP", "MLE"]

@@ -23,7 +23,8 @@ from torchbayes.core.batch import check_mean_loss
 from torchbayes.core.parameters import Params, norm_parameters
 from torchbayes.curvature.capture import Capture, has_new_gradient, mark_gradients
 from torchbayes.optim.base import ModelOptimizer
-from torchbayes.posterior import Gaussian, Point, Posterior, Weights, described, snapshot
+from torchbayes.posterior import Gaussian, Point, Posterior, Weights, snapshot
+from torchbayes.posterior.partial import described
 from torchbayes.prior import GaussianPrior, Prior, as_prior
 
 __all__ = ["Statistics", "WeightOptimizer", "add_scaled", "gaussian_prior"]

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from torchbayes.core.names import named_parameters
 from torchbayes.plots.figure import COLOURS, INK, plain
-from torchbayes.posterior import Generated, Point, Posterior, Samples, Weights, plain_network
+from torchbayes.posterior import Generated, Point, Posterior, Samples, Weights
+from torchbayes.posterior.posterior import plain_network
 from torchbayes.variational.residual_blocks import find_blocks
 
 __all__ = [

@@ -13,16 +13,9 @@ from torchbayes.posterior.files import load
 from torchbayes.posterior.gaussian import Gaussian, LowRankGaussian
 from torchbayes.posterior.generated import Generated
 from torchbayes.posterior.kronecker import KroneckerGaussian
-from torchbayes.posterior.partial import described, digest_of_rest, held_names
+from torchbayes.posterior.partial import digest_of_rest, held_names
 from torchbayes.posterior.point import Point
-from torchbayes.posterior.posterior import (
-    Posterior,
-    Weights,
-    Wrapper,
-    assign,
-    plain_network,
-    snapshot,
-)
+from torchbayes.posterior.posterior import Posterior, Weights, Wrapper, snapshot
 from torchbayes.posterior.samples import Samples
 
 __all__ = [
@@ -37,11 +30,8 @@ __all__ = [
     "Samples",
     "Weights",
     "Wrapper",
-    "assign",
-    "described",
     "digest_of_rest",
     "held_names",
     "load",
-    "plain_network",
     "snapshot",
 ]

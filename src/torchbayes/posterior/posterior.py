@@ -200,7 +200,8 @@ class Posterior(ABC):
         if missing:
             raise ValueError(
                 f"the posterior of a {self.model_name or 'model'} has no weight {missing[0]!r}, which "
-                f"{type(model).__name__} needs: use the model that it was trained with"
+                f"{type(model).__name__} needs: use the model that it was trained with, or pass on the "
+                "`rest` of the posterior that it was made from"
             )
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:

@@ -113,7 +113,8 @@ class Samples(Posterior):
         else:
             # Which buffers training changes shows in the modules' mode, now or when the bank was made.
             self._held = held_names(model, self._trained, self._held)
-        missing = next((n for n in self._held if n not in named_weights(model)), None)
+        own = named_weights(model)
+        missing = next((name for name in self._held if name not in own), None)
         if missing is not None:
             raise ValueError(
                 f"this bank holds a weight {missing!r}, which {type(model).__name__} does not have: keep "

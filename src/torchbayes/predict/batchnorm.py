@@ -13,7 +13,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from torchbayes.core.batch import arguments, split_batch, to_device
 from torchbayes.core.names import named_modules, own_weights
-from torchbayes.posterior import Posterior, Samples, Weights, plain_network
+from torchbayes.posterior import Posterior, Samples, Weights
+from torchbayes.posterior.posterior import plain_network
 
 __all__ = ["recalibrate_batchnorm", "recalibrate_each", "recalibrated_samples"]
 

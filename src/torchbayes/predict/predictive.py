@@ -27,7 +27,8 @@ from torchbayes.core.eager import uncompiled
 from torchbayes.core.names import named_buffers
 from torchbayes.core.outputs import Output, output_tensor
 from torchbayes.likelihood import Categorical, Likelihood, as_likelihood
-from torchbayes.posterior import Posterior, Weights, plain_network
+from torchbayes.posterior import Posterior, Weights
+from torchbayes.posterior.posterior import plain_network
 from torchbayes.predict.results import Predictive
 
 __all__ = ["predictive"]
@@ -213,6 +214,7 @@ class _Runner:
         self._dtype = network_dtype(model)
         self._per_example: dict[Any, tuple[int, int]] = {}
         self._can_vmap = posterior.vmappable
+        self._read = _bytes(list(model.parameters()))  # by every pass, held by the posterior or not
 
     def run(self, block: list[Any], draws: _Draws) -> list[Predictive]:
         weights = max(1, _bytes(draws.first))
@@ -230,7 +232,9 @@ class _Runner:
             per_example, passing = self._measure(draws.first, batch)
             most = self._max_memory // 4 // per_example
             if self._device.type == "cpu":
-                most = min(most, max(_CPU_PIECE // per_example, _PER_WEIGHT * weights // passing))
+                most = min(
+                    most, max(_CPU_PIECE // per_example, _PER_WEIGHT * self._read // passing)
+                )
             # All of one size, so that the last one does not have only a few examples.
             step = -(-length // -(-length // max(1, most)))
             pieces += [slice_batch(batch, i, i + step) for i in range(0, length, step)]

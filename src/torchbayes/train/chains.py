@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torchbayes.core import distributed
 from torchbayes.likelihood import Likelihood
 from torchbayes.optim.sampler import Sampler
-from torchbayes.posterior import Samples, Weights, assign, held_names, snapshot
+from torchbayes.posterior import Samples, Weights, held_names, snapshot
+from torchbayes.posterior.posterior import assign
 from torchbayes.train.failures import TrainingError
 from torchbayes.train.method import Method, Plan
 from torchbayes.train.stacked_chains import StackedChains, StackedPrior

@@ -175,6 +175,7 @@ def fit(
             made = made.to(device)
         stack.enter_context(training_only(made, params))
         resting = frozen_norms(made)
+        made.train()  # as it is in every epoch: what a posterior holds depends on it
         for norm in resting:
             norm.eval()
         rank, world = distributed.rank(), distributed.world_size()

@@ -23,7 +23,8 @@ from torch import nn
 
 from torchbayes.core.names import named_weights
 from torchbayes.core.storage import atomic_path, write_text
-from torchbayes.posterior import Point, Posterior, assign, load, snapshot
+from torchbayes.posterior import Point, Posterior, load, snapshot
+from torchbayes.posterior.posterior import assign
 
 if sys.version_info >= (3, 11):
     import tomllib

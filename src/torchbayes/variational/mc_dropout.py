@@ -17,8 +17,9 @@ from torch import nn
 
 from torchbayes.core.declaration import register
 from torchbayes.core.names import named_weights, unwrapped
-from torchbayes.posterior import described, held_names
+from torchbayes.posterior import held_names
 from torchbayes.posterior.dropout import DropoutPosterior, check_share, dropped_layers, hooked
+from torchbayes.posterior.partial import described
 from torchbayes.posterior.posterior import Weights, Wrapper, snapshot
 
 __all__ = ["MCDropout"]

@@ -11,7 +11,8 @@ from torch.nn.parameter import is_lazy
 from torchbayes.core.eager import uncompiled
 from torchbayes.core.names import own_weights, unwrapped
 from torchbayes.core.parameters import Params, norm_parameters, selected, trainable
-from torchbayes.posterior import Weights, Wrapper, described, held_names, snapshot
+from torchbayes.posterior import Weights, Wrapper, held_names, snapshot
+from torchbayes.posterior.partial import described
 
 __all__ = ["RandomWrapper", "chosen", "tree"]
 

@@ -202,22 +202,22 @@ class ForeignLoader(EpochLoader):
                 return
             yield result
 
-    def _ready(self, batch: Any) -> tuple[Any, Tensor | None]:
-        """Split a batch into inputs and targets, both tensors, and take this process's share."""
+    def _ready(self, batch: Any) -> tuple[Any, ...]:
+        """Split a batch into inputs, targets and what comes after them, and take this process's share."""
         inputs, targets = split_batch(batch)
         inputs, targets = as_tensors(inputs), None if targets is None else as_targets(targets)
+        rest = as_tensors(tuple(batch[2:])) if isinstance(batch, (tuple, list)) else ()
         self._length = batch_len(inputs)
         if self.world_size == 1 or self._distributed:
-            return inputs, targets
+            return inputs, targets, *rest
         low, high = share(self._length, self.rank, self.world_size)
-        part: tuple[Any, Tensor | None] = slice_batch((inputs, targets), low, high)
-        return part
+        return tuple(slice_batch((inputs, targets, *rest), low, high))
 
-    def _transformed(self, batch: tuple[Any, Any], epoch: int, number: int) -> tuple[Any, Any]:
+    def _transformed(self, batch: tuple[Any, ...], epoch: int, number: int) -> tuple[Any, ...]:
         if self.transform is None:
             return batch
         generator = torch.Generator().manual_seed(self._augment_seed(epoch, number))
-        return self.transform(batch[0], generator), batch[1]
+        return self.transform(batch[0], generator), *batch[1:]
 
     def _read(self, epoch: int, plan: Iterator[tuple[int, Tensor]]) -> Iterator[tuple[Any, Any]]:
         raise NotImplementedError("a foreign loader makes its own plan")

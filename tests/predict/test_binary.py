@@ -53,6 +53,14 @@ def test_a_certain_prediction_that_is_wrong_has_a_finite_log_probability() -> No
     assert half.probs.dtype == torch.float32
 
 
+def test_targets_that_cannot_be_have_no_probability() -> None:
+    with pytest.raises(ValueError, match="other than 0 and 1"):
+        tb.Bernoulli().predictive(torch.zeros(1, 2)).log_prob(torch.tensor([1, 2]))
+    for wrong in (-1.0, 2.5):
+        with pytest.raises(ValueError, match=f"Poisson cannot have .* {wrong:g} "):
+            tb.Poisson().predictive(torch.zeros(1, 2)).log_prob(torch.tensor([wrong, 3.0]))
+
+
 def test_merge_cat_and_subset() -> None:
     outputs = logits(6, 9, 3)
     whole = tb.Bernoulli().predictive(outputs)

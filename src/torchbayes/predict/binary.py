@@ -60,6 +60,8 @@ class BinaryPredictive(LabelPredictive):
     def log_prob(self, targets: Tensor) -> Tensor:
         """Return the log-probability of each target label, of the shape of `probs`."""
         own = like_predictions(targets, self.probs.shape)
+        if not bool(((own == 0) | (own == 1)).all()):
+            raise ValueError("targets contain a value other than 0 and 1: give binary labels")
         return torch.where(own > 0.5, self.probs, self._complement).log()
 
     def sample(self, count: int = 1, generator: torch.Generator | None = None) -> Tensor:

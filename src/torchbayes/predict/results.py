@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 from torch.distributions import Distribution
+from torch.distributions.constraints import nonnegative_integer
 
 from torchbayes.metrics.classification import label_log_probs
 from torchbayes.metrics.mixture import mixture_log_prob, mixture_quantile
@@ -22,6 +23,9 @@ __all__ = [
     "like_predictions",
     "log_prob_of",
 ]
+
+# The beginning of torch's own message, which goes on with all numbers of the batch.
+_REFUSAL = "Expected value argument"
 
 
 def like_predictions(targets: Tensor, shape: torch.Size) -> Tensor:
@@ -39,18 +43,18 @@ def like_predictions(targets: Tensor, shape: torch.Size) -> Tensor:
 
 
 def log_prob_of(distribution: Distribution, targets: Tensor) -> Tensor:
-    """Return the log-density of targets, or say which ones the distribution cannot have."""
+    """Return the log-density of targets, or say that the distribution cannot have them."""
     try:
+        # Ours do not validate arguments, and the formula would give half a count a density.
+        if is_count(distribution) and not bool(nonnegative_integer.check(targets).all()):
+            raise ValueError(_REFUSAL)
         return distribution.log_prob(targets)
     except ValueError as error:
-        if not str(error).startswith(
-            "Expected value argument"
-        ):  # torch's own, with all numbers in it
+        if not str(error).startswith(_REFUSAL):
             raise
         raise ValueError(
             f"the likelihood's {type(distribution).__name__} cannot have all of the targets, which go from "
-            f"{targets.min():g} to {targets.max():g} (it takes {distribution.support}): choose a "
-            "likelihood that fits them"
+            f"{targets.min():g} to {targets.max():g}: choose a likelihood that fits them"
         ) from error
 
 

@@ -47,11 +47,12 @@ def one_process(name: str) -> dict[str, Tensor]:
     generators = [torch.Generator().manual_seed(10 + rank) for rank in range(2)]
     optimizer = getattr(optim, name)(net, 0.05, train_size=40, generator=generators[0])
     for _ in range(4):
+        optimizer.zero_grad()
         for rank, share in enumerate(SHARES):
             optimizer.generator = generators[rank]
             with optimizer.sampled():
-                optimizer.zero_grad()
-                F.cross_entropy(net(x[share], rank), y[share]).backward()
+                loss = F.cross_entropy(net(x[share], rank), y[share])
+                (loss * (len(y[share]) / 12)).backward()
         optimizer.step()
     return {key: p.detach().clone() for key, p in net.named_parameters()}
 

@@ -1,4 +1,4 @@
-"""How much a loss weighs, read off its graph: 1 for a mean over a batch, 1/4 for a mean that was divided by 4.
+"""How much a loss weighs, read off its graph: 1 for a mean over a batch, 1/4 for one that was divided by 4.
 
 Gradients add up over the backward passes of a step, as everywhere in torch. Together the losses must be one
 mean loss; where the graph shows that they are more than that, the user hears of it.
@@ -36,7 +36,9 @@ class LossWeight(NamedTuple):
 
 
 def loss_weight(loss: Tensor) -> LossWeight | None:
-    """Return the weight of a loss as its graph shows it, or None if it does not. Of several terms the heaviest counts.
+    """Return the weight of a loss as its graph shows it, or None if it does not.
+
+    Of several terms the heaviest counts.
 
     Example:
         >>> import torch
@@ -75,7 +77,7 @@ def _weight(node: Any, depth: int) -> LossWeight | None:
 
 
 def _factor(node: Any) -> tuple[float | None, Any]:
-    """Return the number by which a node multiplies, if it can be read without waiting, and what it multiplies."""
+    """Return by how much a node multiplies, if that can be read without waiting, and what it multiplies."""
     divides, functions = node.name() == "DivBackward0", node.next_functions
     place = next(i for i, (n, _) in enumerate(functions) if n is not None)
     try:
@@ -153,7 +155,7 @@ class LossWeights:
         """Warn if every loss of the step was clearly divided twice by their number."""
         if self._known and self.passes > 2 and abs(self.total * self.passes - 1) < 0.01:
             warnings.warn(
-                f"the losses of the {self.passes} backward passes of this step weigh {self.total:.3g} in all, "
+                f"the losses of this step's {self.passes} backward passes weigh {self.total:.3g} in all, "
                 "as if each was divided twice by their number: their gradients add up to that of one mean "
                 "loss if each is divided once (accelerate and Trainer divide it themselves)",
                 stacklevel=4,

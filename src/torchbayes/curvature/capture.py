@@ -199,8 +199,8 @@ class Capture(TorchFunctionMode):
 
     Inside `with capture.block():` run forward and backward passes as usual; ordinary gradients arrive in
     `.grad` as usual. Afterwards `squares(p)` is the mean over examples of the squared gradient of one
-    example's loss. All backward passes of a block, and of later blocks that continue it, are together those of
-    one mean loss: pieces of a batch whose losses are weighted by their share of it are exact.
+    example's loss. All backward passes of a block, and of later blocks that continue it, are together those
+    of one mean loss: pieces of a batch whose losses are weighted by their share of it are exact.
 
     Args:
         model: The network; the first dimension of its first input counts the examples.

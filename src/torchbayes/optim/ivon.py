@@ -109,7 +109,7 @@ def ivon_step(
 
 
 def _join(p: Tensor, offset: Tensor, theta: Tensor, mu: Tensor) -> Callable[[Tensor], None]:
-    """Return a hook that, when a gradient g at θ arrives, sets o ← (o·ĝ + (θ − μ)·g)/(ĝ + g), ĝ being `.grad`."""
+    """Return a hook: a gradient g at θ that is added to ĝ, `.grad`, sets o ← (o·ĝ + (θ − μ)·g)/(ĝ + g)."""
 
     def arrived(g: Tensor) -> None:
         with torch._C.DisableTorchFunction(), torch.no_grad():
@@ -217,9 +217,9 @@ class IVON(WeightOptimizer):
                     result.put(("draw", id(p)), self._workspace.twin("draw", p))
         return result
 
-    # Of several draws θ_b with gradients g_b, the update needs Σ g_b and Σ g_b·(θ_b − μ). The second is kept as
-    # the offset o of one draw that would have the same product, o·Σ g_b, so that it follows whatever is done to
-    # `.grad` afterwards, such as clipping.
+    # Of several draws θ_b with gradients g_b, the update needs Σ g_b and Σ g_b·(θ_b − μ). The second is kept
+    # as the offset o of one draw that would have the same product, o·Σ g_b, so that it follows whatever is
+    # done to `.grad` afterwards, such as clipping.
 
     def _before_redraw(self) -> None:
         for group in self.param_groups:

@@ -171,6 +171,7 @@ class WeightOptimizer(ModelOptimizer):
         self._scaler_seen: float | None = None
         self._batch_size = 1.0
         self._block_examples, self._block_call = 0, 0
+        self._largest_call: int
         self._restart()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -277,6 +278,10 @@ class WeightOptimizer(ModelOptimizer):
             chosen = self._draw() if self.random else []
         means = [p.data for p, _ in chosen]
         self._inside, ended = True, False
+        alone = distributed.in_group() and self.random
+        guard = (
+            self.model.register_forward_pre_hook(distributed.refuse_averaging) if alone else None
+        )
         try:
             for p, draw in chosen:
                 p.data = draw
@@ -290,6 +295,8 @@ class WeightOptimizer(ModelOptimizer):
                 # A later backward pass would use the mean where the forward pass used the draw: make it fail.
                 torch.autograd.graph.increment_version(p)
             self._inside = False
+            if guard is not None:
+                guard.remove()
             if not ended:
                 self.zero_grad()
         self._pending = self._pending or any(has_new_gradient(p) for p in self._parameters())
@@ -329,12 +336,17 @@ class WeightOptimizer(ModelOptimizer):
         self._block_examples, self._block_call = 0, 0
         handle = self.model.register_forward_pre_hook(self._count_examples, with_kwargs=True)
         try:
-            with LossWatch(lambda loss: self._losses.add(loss, self._block_call or None)):
+            with LossWatch(self._saw_loss):
                 yield
         finally:
             handle.remove()
         self._examples += self._block_examples if examples is None else examples
         self._note_calls(self._block_call, examples)
+
+    def _saw_loss(self, loss: Tensor) -> None:
+        if self._pending and all(p.grad is None for p in self._parameters()):
+            self._restart()  # the model's zero_grad() has cleared them
+        self._losses.add(loss, self._block_call or None)
 
     def _note_calls(self, largest: int, examples: int | None) -> None:
         self._largest_call = max(self._largest_call, largest if examples is None else examples)
@@ -353,9 +365,7 @@ class WeightOptimizer(ModelOptimizer):
     # Stepping.
 
     @torch.no_grad()
-    def step(
-        self, closure: Callable[[], Any] | None = None, *, examples: int | None = None
-    ) -> Any:
+    def step(self, closure: Callable[[], Any] | None = None, *, examples: int | None = None) -> Any:
         """Update the distribution.
 
         Args:

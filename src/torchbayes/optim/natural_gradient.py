@@ -310,7 +310,8 @@ class WeightOptimizer(ModelOptimizer):
                 "block and divide each loss by their number",
                 stacklevel=2,
             )
-        super().zero_grad(set_to_none)
+        with torch._C.DisableTorchFunction():  # a mode would see every access to a `.grad`
+            super().zero_grad(set_to_none)
         self._restart()
 
     def _draw(self) -> list[tuple[Tensor, Tensor]]:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from torchbayes.core.loss_weight import LossWeights
+from torchbayes.core.batch import LossWeights
 from torchbayes.curvature.accumulate import Record, Uses, on_gradient
 from torchbayes.curvature.composite import opened
 from torchbayes.curvature.derived import Derived

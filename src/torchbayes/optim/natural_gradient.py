@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from torchbayes.core import distributed
-from torchbayes.core.batch import check_mean_loss
-from torchbayes.core.loss_weight import LossWatch, LossWeights
+from torchbayes.core.batch import LossWatch, LossWeights, check_mean_loss
 from torchbayes.core.parameters import norm_parameters
 from torchbayes.curvature.capture import Capture, has_new_gradient, mark_gradients
 from torchbayes.optim.base import ModelOptimizer

@@ -142,7 +142,8 @@ class OwnDropout(TorchFunctionMode):
         mask = self._mask(x, p, func in _CHANNELS or func in _ALPHA_CHANNELS)
         if func in _ALPHA or func in _ALPHA_CHANNELS:
             scale = ((1 - p) * (1 + p * _SELU_LIMIT**2)) ** -0.5
-            return (x * mask + _SELU_LIMIT * (1 - mask)) * scale - scale * _SELU_LIMIT * p
+            kept = x * mask + _SELU_LIMIT * (1 - mask)
+            return kept.mul_(scale).sub_(scale * _SELU_LIMIT * p)
         return x * mask.div_(1 - p)
 
     def _mask(self, x: Tensor, p: float, channels: bool) -> Tensor:
@@ -172,9 +173,10 @@ class OwnDropout(TorchFunctionMode):
         """Attention whose weights are dropped; torch's function would draw the mask itself."""
         if dropout_p == 0.0 or self._seed is None:
             p = self.p if dropout_p > 0 and self.p is not None else dropout_p
-            return F.scaled_dot_product_attention(
+            result: Tensor = F.scaled_dot_product_attention(
                 query, key, value, attn_mask, p, is_causal, scale=scale, **kwargs
             )
+            return result
         if kwargs.get("enable_gqa"):
             groups = query.shape[-3] // key.shape[-3]
             key, value = (t.repeat_interleave(groups, -3) for t in (key, value))
@@ -210,6 +212,7 @@ class DropoutPosterior(StoredPosterior):
 
     kind = "dropout"
     vmappable = False  # the seed of the masks must be a number
+    shares_statistics = False  # the weights are those of training, and so was the dropout
 
     def __init__(
         self, weights: Weights, p: float | None, layers: Sequence[str], *, own: bool = False,

@@ -28,6 +28,7 @@ class Point(StoredPosterior):
     """
 
     kind = "point"
+    shares_statistics = False
     _lends_own = True
 
     def __init__(self, weights: Weights, *, model_name: str = "") -> None:

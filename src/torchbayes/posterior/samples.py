@@ -39,6 +39,7 @@ class Samples(Posterior):
     """
 
     kind = "samples"
+    shares_statistics = False
     _lends_own = True
 
     def __init__(self, model: nn.Module | None = None, *, folder: str | Path | None = None) -> None:

@@ -52,6 +52,8 @@ class Run:
 
     def predict(self, inputs: Any, samples: int = 32, **kwargs: Any) -> Predictive:
         """Predict with the weights averaged out; see `torchbayes.predictive`."""
+        # The methods have estimated batch-norm statistics under their draws, or of their mean.
+        kwargs.setdefault("recalibrate", False)
         return predictive(
             self.model, self.posterior, inputs, samples, likelihood=self.likelihood, **kwargs
         )

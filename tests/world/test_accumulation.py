@@ -349,6 +349,56 @@ def through_trainer(name: str, kind: type[nn.Module], k: int, folder: Path) -> d
     return moments(optimizer)
 
 
+def through_trainer_with_bert(
+    name: str, k: int, folder: Path, divides: bool = True
+) -> dict[str, Tensor]:
+    from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
+
+    class BayesianTrainer(Trainer):
+        def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+            with optimizer.sampled():
+                return super().training_step(*args, **kwargs)
+
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=30, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=16, max_position_embeddings=8, hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    model = BertForSequenceClassification(config)
+    optimizer = OPTIMIZERS[name](model, 0.01, train_size=N)
+    ids = torch.randint(30, (N, 6), generator=torch.Generator().manual_seed(0))
+    rows = [{"input_ids": row, "labels": int(row[0] > 14)} for row in ids]
+    arguments = TrainingArguments(
+        str(folder), per_device_train_batch_size=BATCH // k, gradient_accumulation_steps=k,
+        num_train_epochs=1, use_cpu=True, report_to=[], save_strategy="no", disable_tqdm=True,
+        logging_strategy="no", dataloader_pin_memory=False,
+    )  # fmt: skip
+    trainer = BayesianTrainer(model, arguments, train_dataset=rows, optimizers=(optimizer, None))
+    if divides:
+        trainer.model_accepts_loss_kwargs = False
+    trainer.train()
+    return moments(optimizer)
+
+
+@pytest.mark.parametrize("name", ["ogn", "kfac"])
+def test_trainer_with_bert(name: str, tmp_path: Path) -> None:
+    """Without noise, pieces need no common draw."""
+    pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    whole = through_trainer_with_bert(name, 1, tmp_path)
+    assert_close(through_trainer_with_bert(name, 4, tmp_path), whole, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["vogn", "ivon"])
+def test_trainer_that_does_not_divide_is_noticed(name: str, tmp_path: Path) -> None:
+    """It leaves that to BERT, which takes the number of labels but not the hint."""
+    pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    with pytest.raises(ValueError, match=r"weigh 2 in all.*model_accepts_loss_kwargs = False"):
+        through_trainer_with_bert(name, 4, tmp_path, divides=False)
+
+
 @every
 @pytest.mark.parametrize("kind", [WithLoss, Normalised])
 def test_trainer(name: str, kind: type[nn.Module], tmp_path: Path) -> None:

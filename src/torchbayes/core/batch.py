@@ -314,8 +314,9 @@ class LossWeights:
             raise ValueError(
                 f"with backward pass {self.passes} of this step its losses weigh {self.total:.3g} in all, "
                 "where one mean loss weighs 1: gradients add up over backward passes and sampled() blocks, "
-                "as in torch, so divide each piece's loss by the number of pieces; terms of one loss are "
-                "added before a single backward()"
+                "as in torch, so divide each piece's loss by the number of pieces (Trainer of transformers "
+                "does so with trainer.model_accepts_loss_kwargs = False); terms of one loss are added before "
+                "a single backward()"
             )
         return weight
 

@@ -188,6 +188,7 @@ def test_draws_differ_from_the_mean_except_in_norm_layers(name: str) -> None:
     optimizer = make(name, net)
     train(net, optimizer, 1)
     mean = weights(net)
+    optimizer.zero_grad()
     with optimizer.sampled():
         draw = weights(net)
         F.cross_entropy(net(data()[0]), data()[1]).backward()

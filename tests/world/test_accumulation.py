@@ -250,6 +250,30 @@ def test_cleared_gradients_do_not_count(name: str) -> None:
     assert_close(moments(optimizer), moments(other), rtol=1e-9, atol=1e-12)
 
 
+@every
+def test_gradients_from_outside_are_noticed(name: str) -> None:
+    """A forgotten zero_grad(), or pieces whose backward pass ran outside a block."""
+    model = network()
+    optimizer = make(name, model)
+    (x, y), *_ = pieces_of(0, 1)
+    (F.cross_entropy(model(x), y) / 2).backward()
+    block = optimizer.sampled()
+    block.__enter__()
+    (F.cross_entropy(model(x), y) / 2).backward()
+    with pytest.warns(UserWarning, match=r"gradient of '0.weight' from before .* was not cleared"):
+        block.__exit__(None, None, None)
+    optimizer.step()
+    for clear in (optimizer.zero_grad, model.zero_grad):
+        with optimizer.sampled():
+            clear()
+            F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    with optimizer.sampled():
+        optimizer.zero_grad(set_to_none=False)
+        F.cross_entropy(model(x), y).backward()
+    optimizer.step()
+
+
 @pytest.mark.parametrize("name", ["vogn", "ivon"])
 def test_losses_that_are_divided_twice_are_noticed(name: str) -> None:
     model = network()

@@ -169,6 +169,7 @@ class WeightOptimizer(ModelOptimizer):
         self._pending = False  # whether `.grad` has gradients of blocks that no step has used
         self._scaler_seen: float | None = None
         self._batch_size = 1.0
+        self._cleared = False  # whether zero_grad() was called in the last block
         self._block_examples, self._block_call = 0, 0
         self._largest_call: int
         self._restart()
@@ -271,6 +272,7 @@ class WeightOptimizer(ModelOptimizer):
         again = self._pending and any(p.grad is not None for p in self._parameters())
         if not again:
             self._restart()
+        self._cleared = False
         with torch.no_grad():
             if again:
                 self._before_redraw()
@@ -298,7 +300,23 @@ class WeightOptimizer(ModelOptimizer):
                 guard.remove()
             if not ended:
                 self.zero_grad()
+        if not (again or self._cleared):
+            self._warn_of_leftovers()
         self._pending = self._pending or any(has_new_gradient(p) for p in self._parameters())
+
+    def _warn_of_leftovers(self) -> None:
+        """Warn if the block's gradients were added to some that no block has computed."""
+        for p in self._parameters():
+            if hasattr(p.grad, "_torchbayes_mark") and has_new_gradient(
+                p
+            ):  # the same tensor, changed
+                warnings.warn(
+                    f"the gradient of {self._names[id(p)]!r} from before this sampled() block was not "
+                    "cleared, so the block's was added to it: call zero_grad() after each step, and run the "
+                    "backward pass of every piece inside a block",
+                    stacklevel=4,
+                )
+                return
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients, and with them what was gathered in `sampled()` blocks since the last step."""
@@ -311,6 +329,7 @@ class WeightOptimizer(ModelOptimizer):
             )
         with torch._C.DisableTorchFunction():  # a mode would see every access to a `.grad`
             super().zero_grad(set_to_none)
+        self._cleared = True
         self._restart()
 
     def _draw(self) -> list[tuple[Tensor, Tensor]]:

@@ -296,6 +296,19 @@ def test_terms_of_one_loss_may_be_differentiated_one_by_one() -> None:
     optimizer.step()
 
 
+def test_gradients_of_inputs_alone_are_no_piece() -> None:
+    """An adversarial example, found by backward passes inside the block."""
+    model = network()
+    optimizer = make("ivon", model)
+    (x, y), *_ = pieces_of(0, 1)
+    with optimizer.sampled():
+        attacked = x.clone().requires_grad_()
+        for _ in range(3):
+            F.cross_entropy(model(attacked), y).backward(inputs=[attacked])
+        F.cross_entropy(model(attacked.detach()), y).backward(torch.tensor(1.0))
+    optimizer.step()
+
+
 @every
 def test_accelerate(name: str) -> None:
     accelerate = pytest.importorskip("accelerate")

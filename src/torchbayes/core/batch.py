@@ -24,6 +24,7 @@ __all__ = [
     "batch_len",
     "call",
     "check_mean_loss",
+    "is_plain_backward",
     "loss_weight",
     "slice_batch",
     "split_batch",
@@ -343,6 +344,13 @@ def _last_factor(loss: Tensor) -> Tensor | None:
     return factor if isinstance(factor, Tensor) and factor.numel() == 1 else None
 
 
+def is_plain_backward(func: Callable[..., Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a torch function is `loss.backward()`, of the whole loss and for all weights."""
+    return (
+        func is Tensor.backward and kwargs.get("gradient") is None and kwargs.get("inputs") is None
+    )
+
+
 class LossWatch(TorchFunctionMode):
     """Looks at every loss that is differentiated inside `with watch:`, at the cost of a call per function."""
 
@@ -355,6 +363,7 @@ class LossWatch(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:  # fmt: skip
         """Run a torch function; look at the loss of a backward pass first."""
-        if func is Tensor.backward:
+        kwargs = {} if kwargs is None else kwargs
+        if is_plain_backward(func, kwargs):
             self.saw(args[0])
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)

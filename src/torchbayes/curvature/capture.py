@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from torchbayes.core.batch import LossWeights
+from torchbayes.core.batch import LossWeights, is_plain_backward
 from torchbayes.curvature.accumulate import Record, Uses, on_gradient
 from torchbayes.curvature.composite import opened
 from torchbayes.curvature.derived import Derived
@@ -357,8 +357,9 @@ class Capture(TorchFunctionMode):
         if func is Tensor.backward:
             if self.uses.stale:
                 self.restart()
-            weight = self.losses.add(args[0], self.tracker.batch)
-            self.uses.weight = None if weight is None else weight.nominal
+            if is_plain_backward(func, kwargs):
+                weight = self.losses.add(args[0], self.tracker.batch)
+                self.uses.weight = None if weight is None else weight.nominal
             return func(*args, **kwargs)
         if func is _UNSCALE:
             return self._unscale(*args, **kwargs)

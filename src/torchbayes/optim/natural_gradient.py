@@ -307,9 +307,8 @@ class WeightOptimizer(ModelOptimizer):
     def _warn_of_leftovers(self) -> None:
         """Warn if the block's gradients were added to some that no block has computed."""
         for p in self._parameters():
-            if hasattr(p.grad, "_torchbayes_mark") and has_new_gradient(
-                p
-            ):  # the same tensor, changed
+            marked = hasattr(p.grad, "_torchbayes_mark")  # the same tensor as before the block
+            if marked and has_new_gradient(p):
                 warnings.warn(
                     f"the gradient of {self._names[id(p)]!r} from before this sampled() block was not "
                     "cleared, so the block's was added to it: call zero_grad() after each step, and run the "

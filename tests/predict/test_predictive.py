@@ -20,6 +20,9 @@ import torchbayes as tb
 from torchbayes.posterior import Posterior
 from torchbayes.predict import predictive as predict
 
+# The models here have batch norm; its own tests are in test_batchnorm.py.
+pytestmark = pytest.mark.filterwarnings("ignore:all draws of this")
+
 
 def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)

@@ -158,7 +158,9 @@ def learn_tasks(
 def _accuracy(model: nn.Module, posterior: Posterior, task: Task, samples: int, seed: int) -> float:
     generator = torch.Generator().manual_seed(seed)
     inputs = task.transform(task.test.inputs)
-    result = predictive(model, posterior, inputs, samples, task.likelihood, generator)
+    result = predictive(
+        model, posterior, inputs, samples, task.likelihood, generator, recalibrate=False
+    )
     assert isinstance(result, ClassPredictive)
     return metrics.accuracy(result.probs, task.test.targets)
 

@@ -116,7 +116,9 @@ def distill(
         seen.append(inputs + noise_std * noise.to(inputs.device))
     everything = torch.cat(seen)
     # The same draws for all inputs, so that the student learns the predictions of one set of networks.
-    wanted = predictive(teacher, posterior, everything, samples, generator=generator)
+    wanted = predictive(
+        teacher, posterior, everything, samples, generator=generator, recalibrate=False
+    )
     if not isinstance(wanted, ClassPredictive):
         raise TypeError(
             f"the teacher gives a {type(wanted).__name__}: only classifiers can be distilled"

@@ -120,7 +120,7 @@ class Averager(ABC, Generic[P_co]):
 
         Args:
             loader: Batches of training data to `recalibrate` batch-norm statistics with; not needed
-                without batch norm. All draws share the mean's statistics: see `recalibrated_samples` for
+                without batch norm. All draws share the mean's statistics: see `recalibrate_batchnorm` for
                 statistics per draw.
 
         Raises:

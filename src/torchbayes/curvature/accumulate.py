@@ -144,8 +144,9 @@ class Uses:
         tracker: Knowledge of the tensors.
 
     Attributes:
-        examples: Number of examples of all backward passes of the block.
-        seen: Ids of the weights that were used at all.
+        passes: Weight of the loss, if known, and number of examples of each backward pass since `restart`.
+        weight: Weight of the loss of the next backward pass, if known.
+        seen: Ids of the weights that were used at all in the block.
         scratch: Buffers for the rules.
     """
 
@@ -153,13 +154,18 @@ class Uses:
         self.tracker = tracker
         self.scratch = Workspace()
         self._totals: dict[int, Tensor] = {}
+        self.restart()
         self.clear()
 
-    def clear(self) -> None:
-        """Start a block; buffers are kept."""
-        self.examples = 0
-        self.seen: set[int] = set()
+    def restart(self) -> None:
+        """Start sums; buffers are kept."""
+        self.passes: list[tuple[float | None, float]] = []
         self._written: set[int] = set()
+
+    def clear(self) -> None:
+        """Start a block, which continues the sums."""
+        self.seen: set[int] = set()
+        self.weight: float | None = None
         self._pass_examples: int | None = None
         self._pending: dict[int, int] = {}
         self.drop()
@@ -168,6 +174,12 @@ class Uses:
         """Release the graph's tensors."""
         self._deferred: list[Record] = []
         self._deferred_roots: set[int] = set()
+
+    @property
+    def stale(self) -> bool:
+        """Whether the gradients that the sums belong to have been cleared."""
+        weights = self.tracker.weights
+        return bool(self._written) and all(weights[key].grad is None for key in self._written)
 
     def total(self, parameter: Tensor) -> Tensor | None:
         """Return the sum of squares of a weight; None if it was not used."""
@@ -229,7 +241,8 @@ class Uses:
         examples, self._pass_examples = self._pass_examples, None
         records = self._deferred
         self.drop()
-        self.examples += examples
+        self.passes.append((self.weight, examples))
+        self.weight = None
         with torch._C.DisableTorchFunction(), torch.no_grad():
             for group in self._connected(records):
                 self._add(group, examples)

@@ -110,6 +110,7 @@ class TrainedRun:
             self.experiment.samples if samples is None else samples,
             self.likelihood() if likelihood is None else likelihood,
             torch.Generator().manual_seed(0),
+            recalibrate=False,
         )
 
     def predict_split(

@@ -239,11 +239,11 @@ class NoisyKFAC(VOGN):
         assert self._capture is not None
         result = super()._statistics()
         scale = 1.0 if self._scaler_seen is None else self._scaler_seen
-        examples = self._capture.examples
+        examples, factor = self._capture.examples, self._capture.effective_examples * scale**2
         for key, sums in self._capture.factors.items():
             if sums.rows > 0 and sums.inputs is not None and sums.outputs is not None:
                 result.put(("inputs", key), sums.inputs, 1 / examples)
-                result.put(("outputs", key), sums.outputs, examples**2 / sums.rows * scale**2)
+                result.put(("outputs", key), sums.outputs, factor * sums.examples / sums.rows)
         return result
 
     def _shapes(self) -> dict[Key, Tensor]:

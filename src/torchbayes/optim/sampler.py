@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from torchbayes.core import distributed
 from torchbayes.core.parameters import Params
 from torchbayes.optim.base import ModelOptimizer, check_number
 from torchbayes.prior import GaussianPrior, Prior, as_prior
@@ -62,6 +63,8 @@ class Sampler(ModelOptimizer):
         self.prior = as_prior(prior)
         defaults = {"lr": lr, "train_size": train_size, "temperature": temperature}
         super().__init__(model, params, defaults | settings, generator=generator)
+        if generator is None and distributed.in_group():
+            model.register_forward_pre_hook(distributed.refuse_averaging)
         norm = next((n for n, m in model.named_modules() if isinstance(m, _BatchNorm)), None)
         if norm is not None:
             _LOG.warning(

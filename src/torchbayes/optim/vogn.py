@@ -247,13 +247,14 @@ class VOGN(WeightOptimizer):
         result = Statistics()
         # A GradScaler used inside the block has unscaled the gradients but not their squares.
         scale = 1.0 if self._scaler_seen is None else self._scaler_seen
+        factor = self._capture.effective_examples * scale**2
         for p in self._parameters():
             if p.grad is None or not p.requires_grad:
                 continue
             result.put(("gradient", id(p)), p.grad)
             squares = self._capture.sum_of_squares(p)
             if squares is not None:
-                result.put(("square", id(p)), squares, self._capture.examples * scale**2)
+                result.put(("square", id(p)), squares, factor)
         return result
 
     def _update(self, statistics: Statistics) -> None:

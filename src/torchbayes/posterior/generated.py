@@ -73,6 +73,11 @@ class Generated(Posterior):
         self.members: list[tuple[Weights, Weights]] = []  # latents and buffers of the draws to keep
 
     @property
+    def shares_statistics(self) -> bool:  # type: ignore[override]
+        """Whether new draws have the statistics of training, because there are no `calibrated` ones."""
+        return not self.members
+
+    @property
     def latent_dim(self) -> int:
         """The size of z."""
         return int(next(iter(self._first.values())).shape[1])

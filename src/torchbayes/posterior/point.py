@@ -29,6 +29,7 @@ class Point(StoredPosterior):
     """
 
     kind = "point"
+    shares_statistics = False
     _lends_own = True
 
     def __init__(self, weights: Weights, *, model_name: str = "", rest: str = "") -> None:

@@ -118,11 +118,13 @@ class Posterior(ABC):
         model_name: The class name of the model, for error messages and files.
         rest: `digest_of_rest` of the network without the weights that are held; empty if all are.
         vmappable: Whether `torch.func.vmap` may run several draws at once through `call`.
+        shares_statistics: Whether different draws have one set of batch-norm statistics.
     """
 
     kind: ClassVar[str] = ""
     kinds: ClassVar[dict[str, type[Posterior]]] = {}
     vmappable: bool = True
+    shares_statistics: bool = True
     # Whether writing to the draws of `_lent` would change the posterior.
     _lends_own: ClassVar[bool] = False
     model_name: str = ""

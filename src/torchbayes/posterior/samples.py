@@ -47,6 +47,7 @@ class Samples(Posterior):
     """
 
     kind = "samples"
+    shares_statistics = False
     _lends_own = True
 
     def __init__(

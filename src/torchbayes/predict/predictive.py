@@ -6,7 +6,9 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from itertools import count
+from typing import Any, Literal
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +31,12 @@ from torchbayes.core.outputs import Output, output_tensor
 from torchbayes.likelihood import Categorical, Likelihood, as_likelihood
 from torchbayes.posterior import Posterior, Weights
 from torchbayes.posterior.posterior import plain_network
+from torchbayes.predict.batchnorm import (
+    check_recalibratable,
+    check_repeatable,
+    recalibrate_each,
+    shared_statistics,
+)
 from torchbayes.predict.results import Predictive
 
 __all__ = ["predictive"]
@@ -53,6 +61,7 @@ def predictive(
     model: nn.Module, posterior: Posterior, inputs: Any, samples: int = 32,
     likelihood: Likelihood | None = None, generator: torch.Generator | None = None,
     max_memory: int = 1 << 30, *, output: Output = None, split: bool = True,
+    recalibrate: Iterable[Any] | Literal[False] | None = None,
 ) -> Predictive:  # fmt: skip
     """Predict by averaging over the weights: p(y | x) ≈ mean over draws of p(y | x, w).
 
@@ -74,6 +83,9 @@ def predictive(
         split: Whether inputs may be cut into pieces along their first dimension. False passes them whole,
             such as the nodes and edges of a graph; the model's outputs then need not have as many rows as
             its inputs, and `max_memory` limits the draws alone.
+        recalibrate: Batches of training data on which each draw gets batch-norm statistics of its own, at the
+            cost of a pass over them per draw; see `recalibrate_batchnorm`. Without it, draws that share one
+            set of statistics cause a warning; False keeps them without one.
 
     Example:
         >>> import torch, torchbayes as tb
@@ -91,17 +103,40 @@ def predictive(
     if generator is None:
         generator = torch.Generator().manual_seed(int(torch.empty((), dtype=torch.int64).random_()))
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    if recalibrate is not None and recalibrate is not False:
+        check_repeatable(recalibrate)
+        check_recalibratable(posterior)
     runner = _Runner(model, posterior, likelihood, device, max_memory, output, split)
     inputs = as_inputs(inputs)
     parts: list[Predictive] = []
     with _evaluating(model), torch.no_grad(), uncompiled():
         budget = max_memory // 2 if _is_loader(inputs) else 0
-        draws = _Draws(model, posterior, samples, generator, device, budget)
+        draws = _Draws(model, posterior, samples, generator, device, budget, recalibrate or None)
+        if recalibrate is None:
+            _warn_of_shared_statistics(model, posterior, draws.first)
         for block in _blocks(inputs, max_memory // 4, draws.cached):
             parts.extend(runner.run(block, draws))
     if not parts:
         raise ValueError("there is nothing to predict: the inputs have no examples")
     return type(parts[0]).cat(parts)
+
+
+_warned: WeakSet[nn.Module] = WeakSet()
+
+
+def _warn_of_shared_statistics(model: nn.Module, posterior: Posterior, draw: Weights) -> None:
+    """Warn, once for a model, if draws that differ use one set of batch-norm statistics."""
+    if model in _warned:
+        return
+    norm = shared_statistics(model, posterior, draw)
+    if norm is not None:
+        _warned.add(model)
+        warnings.warn(
+            f"all draws of this {type(posterior).__name__} use the same statistics of batch norm {norm!r}, "
+            "which do not belong to their weights: pass recalibrate=batches of training data to give each "
+            "draw its own, or recalibrate=False to keep them",
+            stacklevel=3,
+        )
 
 
 @contextmanager
@@ -157,23 +192,30 @@ class _Draws:
     """
 
     def __init__(
-        self, model: nn.Module, posterior: Posterior, count: int, generator: torch.Generator,
-        device: torch.device, budget: int,
+        self, model: nn.Module, posterior: Posterior, samples: int, generator: torch.Generator,
+        device: torch.device, budget: int, loader: Iterable[Any] | None = None,
     ) -> None:  # fmt: skip
-        self._posterior, self._count, self._generator = posterior, count, generator
+        self._model, self._loader = model, loader
+        self._statistics: list[Weights] = []
+        self._posterior, self._count, self._generator = posterior, samples, generator
         self._device, self._state = device, generator.get_state()
         self._buffers = named_buffers(model)
         self.first = next(self._make(posterior.draws))
-        self.cached = _bytes(self.first) * count <= budget
+        self.cached = _bytes(self.first) * samples <= budget
         self._kept: list[Weights] | None = None
         self._lent: bool | None = None
 
     def _make(self, source: _Source) -> Iterator[Weights]:
         self._generator.set_state(self._state)
         # Unlike a loop, map does not hold a draw while the next one is made.
-        return map(self._ready, source(self._count, self._generator))
+        return map(self._ready, count(), source(self._count, self._generator))
 
-    def _ready(self, draw: Weights) -> Weights:
+    def _ready(self, index: int, draw: Weights) -> Weights:
+        if self._loader is not None:
+            if index == len(self._statistics):
+                (new,) = recalibrate_each(self._model, [draw], self._loader)
+                self._statistics.append({n: new[n] for n in self._buffers if n in new})
+            draw = draw | self._statistics[index]
         buffers = {name: draw.get(name, own).clone() for name, own in self._buffers.items()}
         return {name: tensor.to(self._device) for name, tensor in (draw | buffers).items()}
 

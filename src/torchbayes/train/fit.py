@@ -59,7 +59,8 @@ class Run:
 
     def predict(self, inputs: Any, samples: int = 32, **kwargs: Any) -> Predictive:
         """Predict with the weights averaged out; see `torchbayes.predictive`."""
-        known = {"likelihood": self.likelihood, "output": self.output}
+        # The methods have estimated batch-norm statistics under their draws, or of their mean.
+        known = {"likelihood": self.likelihood, "output": self.output, "recalibrate": False}
         return predictive(self.model, self.posterior, inputs, samples, **(known | kwargs))
 
 

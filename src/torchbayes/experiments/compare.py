@@ -26,7 +26,7 @@ import numpy as np
 
 from torchbayes._version import __version__
 from torchbayes.core.storage import atomic_path, write_json
-from torchbayes.data import DataSet, OutOfDistribution, Split, load_data, ood_for
+from torchbayes.data import DataSet, OutOfDistribution, Split, ood_for
 from torchbayes.experiments.calibrate import calibrate
 from torchbayes.experiments.evaluation import evaluate
 from torchbayes.experiments.settings import Experiment
@@ -87,7 +87,7 @@ def rows_from(
                 )
             rows[name] = Row(name, whole.experiment, whole.name)
             continue
-        for key in ("data", "examples", "validation", "seed"):
+        for key in ("data", "table", "examples", "validation", "seed"):
             if key in table:
                 raise ValueError(
                     f"row {name!r} sets {key}, which all rows of a comparison share: set it above the rows"
@@ -195,7 +195,7 @@ class Comparison:
         RunFolder(self.out).prepare()
         self._check_finished()
         # Loaded once: only which examples a run trains on depends on its seed.
-        whole = load_data(self.base.data, data_dir=self.data_dir)
+        whole = self.base.load_whole(self.data_dir)
         ood = ood_for(whole, self.data_dir)
         self._save_images(whole, ood)
         for number, job in enumerate(self.jobs):
@@ -227,7 +227,9 @@ class Comparison:
     def _score(self, job: Job, whole: DataSet, ood: OutOfDistribution) -> dict[str, Any]:
         data, last = job.experiment.split(whole), job.row.last_of is not None
         run = TrainedRun(job.run_folder, self.data_dir, experiment=job.experiment, data=data)
-        scores = evaluate(run, ood=ood, last=last, corruptions=self.corruptions)
+        # A table is encoded by its training rows, so that inputs of another split would not fit.
+        inputs = ood if data.table is None else None
+        scores = evaluate(run, ood=inputs, last=last, corruptions=self.corruptions)
         if data.classes and not last:
             calibrate(run)
         return scores

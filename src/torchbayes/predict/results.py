@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution
+from torch.distributions import AffineTransform, Distribution, TransformedDistribution
 
 from torchbayes.metrics.classification import label_log_probs
 from torchbayes.metrics.mixture import mixture_log_prob, mixture_quantile
@@ -142,6 +142,22 @@ class ClassPredictive(Predictive):
         return ClassPredictive(torch.cat(probs), torch.cat(aleatoric), own[0].draws)
 
 
+class _Scaled(TransformedDistribution):
+    """A distribution in other units, with its mean and standard deviation."""
+
+    def __init__(self, base: Distribution, shift: float, scale: float) -> None:
+        super().__init__(base, [AffineTransform(shift, scale)], validate_args=False)
+        self._moments = base.mean * scale + shift, base.stddev * scale
+
+    @property
+    def mean(self) -> Tensor:
+        return self._moments[0]
+
+    @property
+    def variance(self) -> Tensor:
+        return self._moments[1].square()
+
+
 class RegressionPredictive(Predictive):
     """An equal mixture of the draws' predictive distributions.
 
@@ -227,6 +243,18 @@ class RegressionPredictive(Predictive):
             return self._by_draw(components.cdf(repeated))
 
         return mixture_quantile(q, each, cdf)
+
+    def rescaled(self, shift: float, scale: float) -> RegressionPredictive:
+        """Return the prediction of scale · y + shift, in float64: such as a target in its own units.
+
+        Args:
+            shift: Number that is added.
+            scale: Positive number to multiply by first.
+        """
+        return RegressionPredictive(
+            self.outputs.double(),
+            lambda outputs: _Scaled(self._distribution(outputs), shift, scale),
+        )
 
     def merge(self, other: Predictive) -> RegressionPredictive:
         """Return the mixture of both predictions."""

@@ -5,6 +5,7 @@ metrics.jsonl           one line per epoch
 traces.jsonl            periodic diagnostics of a sampler's chains
 checkpoint.pt           everything needed to continue, read with weights_only=True
 posterior.safetensors   the result
+table.json              for a table: how its columns are encoded
 """
 
 from __future__ import annotations
@@ -74,6 +75,7 @@ class RunFolder:
         self.traces_file = self.path / f"traces{suffix}.jsonl"
         self.checkpoint_file = self.path / f"checkpoint{suffix}.pt"
         self.posterior_file = self.path / "posterior.safetensors"
+        self.table_file = self.path / "table.json"
 
     def prepare(self) -> None:
         """Create the folder and check that it is writable."""

@@ -202,9 +202,13 @@ def show_results(out: Path, page: Path, as_json: bool) -> None:
             f"[bold]{plain(name)}[/bold] failed: {plain(why)}"
             for name, why in results["failed"].items()
         ),
-        *(plain(note) for note in results["notes"][:1] if results["data"].startswith(_TABLES)),
+        *(plain(note) for note in results["notes"][:1] if _is_table(results)),
         f"out of distribution: {results['ood']}   results: {out / 'results.json'}   page: {page}",
     )
+
+
+def _is_table(results: dict[str, Any]) -> bool:
+    return str(results["settings"].get("data")).startswith(_TABLES)
 
 
 def _cell(key: str, row: dict[str, Any], rows: dict[str, dict[str, Any]]) -> str:

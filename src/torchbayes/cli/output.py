@@ -37,7 +37,7 @@ def cell(value: float | None, style: str) -> str:
     """Format a number, without decimals if it is large, or a dash where there is none."""
     if value is None:
         return "–"
-    return format(value, ",.0f" if style.endswith("f") and abs(value) >= 10_000 else style)
+    return format(value, ",.0f" if style.endswith("f") and abs(value) >= 1000 else style)
 
 
 def plain(text: str) -> str:

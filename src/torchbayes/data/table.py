@@ -210,7 +210,7 @@ def load_table(
         return without_rows(usable, test), without_rows(usable, set(usable) - test)
 
     table = Table(
-        name=f"table:{path}",
+        name=text.path.name,
         text=text,
         target=index,
         inputs=tuple(i for i in range(len(text.names)) if i != index and i not in dropped),

@@ -247,6 +247,9 @@ class Comparison:
         shared = {key: value for key, value in self.base.settings().items() if key != "method"}
         if self.command is not None:
             shared["command"] = self.command
+        notes = [data.note, f"Out of distribution: {ood.note}."]
+        if self.base.table.get("split") == "seed":
+            notes.insert(1, "Every seed has a split of its own; the first one's is described here.")
         results = {
             "torchbayes": __version__,
             "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -254,7 +257,7 @@ class Comparison:
             "model": self.base.network,
             "classes": list(data.classes),
             "ood": ood.name,
-            "notes": [note for note in (data.note, f"Out of distribution: {ood.note}.") if note],
+            "notes": [note for note in notes if note],
             "settings": shared | {"seeds": sorted({job.experiment.seed for job in self.jobs})},
             "methods": {name: self._summary(name, runs) for name, runs in methods.items()},
             "failed": self.failed,

@@ -56,9 +56,12 @@ def _chart(results: Results, key: str, label: str) -> Markup | None:
 
 def _loss_axis(lines: Sequence[Line], label: str) -> Axis | None:
     values = _values(lines)
-    values = values[values > 0]
     if len(values) == 0:
         return None
+    if values.min() <= 0:  # a density exceeds 1 where the noise is small
+        low, high = float(values.min()), float(values.max())
+        room = 0.06 * max(high - low, 1e-4)
+        return Axis(low - room, high + room, label, linear_ticks(low - room, high + room))
     # Losses fall by orders of magnitude: on a linear axis the part that matters would be flat.
     low, high = float(values.min()) * 0.9, float(values.max()) * 1.1
     return Axis(low, high, f"{label}, log scale", log_ticks(low, high), transform=_log)

@@ -35,9 +35,10 @@ def predict(
 
     Example: `torchbayes predict runs/housing new.csv --out predictions.csv`
     """
+    from torchbayes.experiments.trained_run import run_settings
     from torchbayes.train.run_folder import RunFolder
 
-    if RunFolder(run).table_file.exists():
+    if run_settings(RunFolder(run)).is_table:
         _predict_rows(run, files, out, samples, as_json)
         return
     if out is not None:
@@ -96,6 +97,9 @@ def _predict_rows(
     )
     shown = table(None, ["row", *map(plain, columns)], cells, left=0)
     answer(rows, as_json, shown, *map(plain, notes))
+    if as_json:
+        for note in notes:
+            typer.echo(note, err=True)
 
 
 def _cell(value: Any) -> str:

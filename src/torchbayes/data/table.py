@@ -114,7 +114,7 @@ class Table:
                     "needs two, so choose another target"
                 )
         else:
-            values = numbers_of([fields[row] for row in self.train], text.path, name)
+            values = numbers_of(fields, text.path, name)[list(self.train)]
             mean, std = float(values.mean()), float(values.std())
             if not (std > 0 and math.isfinite(std)):
                 raise DataError(
@@ -130,8 +130,8 @@ class Table:
         """Encode the table."""
         if len(self.train) < 2 or not self.test:
             raise DataError(
-                f"{self.text.path} leaves {len(self.train)} rows to train on and {len(self.test)} to test "
-                "on: give more rows, or another share of them for testing"
+                f"{self.text.path} leaves {_count(len(self.train), 'row')} to train on and {len(self.test)} "
+                "to test on: give more rows, or another share of them for testing"
             )
         encoding = self.encoding
         inputs, notes = encoding.encode(self.text)
@@ -186,6 +186,7 @@ def load_table(
         encoding: Encoding of an earlier run on this table, to use instead of fitting one.
     """
     text = read_text_table(path)
+    text.check_names(text.names)
     if not text.rows:
         raise DataError(f"{text.path} has column names but no rows: give a row per example")
     index = text.find(-1 if target is None else target, "the target")
@@ -202,7 +203,7 @@ def load_table(
     task = _task(text, index, known, task, said)
     gone = len(text.rows) - len(usable)
     if gone:
-        said.append(f"{gone:,} row{'s' * (gone > 1)} without a target left out")
+        said.append(f"{_count(gone, 'row')} without a target left out")
     strata = [label(field) for field in known] if task == "classification" else None
 
     def splits(number: int) -> tuple[Rows, Rows]:
@@ -310,6 +311,10 @@ def _classes(fields: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(names, key=lambda name: values[name] or 0.0))
 
 
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'s' * (number != 1)}"
+
+
 def _about(encoding: TableEncoding, table: Table) -> list[str]:
     """Say what became of the columns and rows."""
     said = []
@@ -326,8 +331,8 @@ def _about(encoding: TableEncoding, table: Table) -> list[str]:
     numeric = sum(isinstance(column, NumberColumn) for column in encoding.columns)
     rest = len(encoding.columns) - numeric
     said.append(
-        f"{len(encoding.inputs)} inputs from {numeric} columns of numbers and {rest} of levels, "
-        f"standardised; {len(table.train):,} rows to train on{held} and {len(table.test):,} to test on "
-        f"({table.chosen})"
+        f"{_count(len(encoding.inputs), 'input')} from {_count(numeric, 'column')} of numbers and {rest} of "
+        f"levels, standardised; {_count(len(table.train), 'row')} to train on{held} and "
+        f"{len(table.test):,} to test on ({table.chosen})"
     )
     return said

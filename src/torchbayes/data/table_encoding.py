@@ -196,6 +196,7 @@ class TableEncoding:
                 f"{', '.join(map(shown, missing))} of the training table{has}: give every input a column, "
                 "with its name in the first row"
             )
+        table.check_names(inputs)
         unused = [name for name in table.names if name not in self.names]
         notes = [f"columns that were not used: {', '.join(map(shown, unused))}"] if unused else []
         return {name: table.names.index(name) for name in inputs}, notes
@@ -277,14 +278,13 @@ def fit_columns(
     for index in indices:
         name, fields = table.names[index], table.column(index)
         known = [field for field in fields if not is_missing(field)]
-        chosen = [fields[row] for row in rows]
         if not name:
             left_out[name] = _nameless(table, index, known)
             continue
         column = (
-            _number_column(table, name, chosen)
+            _number_column(table, name, numbers_of(fields, table.path, name)[list(rows)])
             if all(number(field) is not None for field in known)
-            else _category_column(table, name, known, chosen)
+            else _category_column(table, name, known, [fields[row] for row in rows])
         )
         if column is not None and column.inputs:
             columns.append(column)
@@ -308,8 +308,7 @@ def _nameless(table: TextTable, index: int, known: Sequence[str]) -> str:
     raise DataError(f"{table.path} has no name for its column {index}: add one to its first row")
 
 
-def _number_column(table: TextTable, name: str, chosen: Sequence[str]) -> NumberColumn | None:
-    values = numbers_of(chosen, table.path, name)
+def _number_column(table: TextTable, name: str, values: Floats) -> NumberColumn | None:
     missing = np.isnan(values)
     if missing.all():
         return None

@@ -71,6 +71,13 @@ class TextTable:
         """Return the fields of a column."""
         return [row[index] for row in self.rows]
 
+    def check_names(self, wanted: Sequence[str]) -> None:
+        """Raise a `DataError` if two columns have the same of the wanted names."""
+        for name in wanted:
+            if self.names.count(name) > 1:
+                what = f"two columns named {shown(name)}" if name else "two columns without a name"
+                raise DataError(f"{self.path} has {what}: give every column a name of its own")
+
     def find(self, wanted: str | int, what: str) -> int:
         """Return the index of a column by its name, or by its number from 0 or, negative, from the end.
 
@@ -88,8 +95,13 @@ class TextTable:
         raise DataError(f"{self.path} has no column {shown(name)} ({what}): it has {known}{more}")
 
 
-def read_text_table(path: str | Path) -> TextTable:
+def read_text_table(path: str | Path, *, header: bool | None = None, least: int = 2) -> TextTable:
     """Read a table from a text file.
+
+    Args:
+        path: The file.
+        header: Whether its first row names the columns; None finds out.
+        least: The smallest number of columns that is accepted.
 
     Raises:
         DataError: If the file is missing, empty, not text in UTF-8, or not a table.
@@ -114,9 +126,9 @@ def read_text_table(path: str | Path) -> TextTable:
     lines = re.split(r"(?<=\n)", text.replace("\r\n", "\n").replace("\r", "\n"))
     if not any(line.strip() for line in lines):
         raise DataError(f"{path} is empty: give a table with a row per example")
-    rows = list(_rows(path, lines, _delimiter(lines)))
+    rows = list(_rows(path, lines, _delimiter(lines, least)))
     width = len(rows[0][1])
-    if width < 2:
+    if width < least:
         raise DataError(
             f"{path} has a single column: a table needs a target and at least one input, separated by "
             "commas, semicolons, tabs or spaces"
@@ -128,13 +140,12 @@ def read_text_table(path: str | Path) -> TextTable:
                 "as many fields (a field with a delimiter in it stands in double quotes)"
             )
     fields = [row for _, row in rows]
-    header = _has_header(fields)
+    header = _has_header(fields) if header is None else header
     names = tuple(fields.pop(0)) if header else tuple(map(str, range(width)))
-    _check_names(path, names)
     return TextTable(path, names, fields, header, hashlib.sha256(data).hexdigest())
 
 
-def _delimiter(lines: Sequence[str]) -> str | None:
+def _delimiter(lines: Sequence[str], least: int) -> str | None:
     """Return the delimiter that gives the first lines most fields, as many in each; None is white space."""
     some = [line for line in lines if line.strip()][:_LOOKED_AT]
     counts = {}
@@ -147,8 +158,9 @@ def _delimiter(lines: Sequence[str]) -> str | None:
     best = max(_DELIMITERS, key=lambda d: (counts[d][1] > 1, *counts[d]))
     if counts[best] > (True, 1):
         return best
-    even = len({len(line.split()) for line in some}) == 1
-    return None if even or counts[best][1] == 1 else best
+    words = [len(line.split()) for line in some]
+    even, alone = len(set(words)) == 1, counts[best][1] == 1
+    return None if words[0] > 1 and (even or (alone and least > 1)) else best
 
 
 def _rows(
@@ -187,15 +199,6 @@ def _has_header(rows: Sequence[Sequence[str]]) -> bool:
         return bool(values) and all(number(value) is not None for value in values)
 
     return any(text and numbers(index) for index, text in enumerate(named))
-
-
-def _check_names(path: Path, names: Sequence[str]) -> None:
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            what = f"two columns named {shown(name)}" if name else "two columns without a name"
-            raise DataError(f"{path} has {what}: give every column a name of its own")
-        seen.add(name)
 
 
 def finite_number(field: str, path: Path, column: str, row: int) -> float:

@@ -165,6 +165,11 @@ class Experiment:
         return Categorical() if data.classes else self._noise()
 
     @property
+    def is_table(self) -> bool:
+        """Whether the data are a table."""
+        return self.data.startswith(("table:", "uci:"))
+
+    @property
     def network(self) -> str:
         """Name of the network, by default the data set's usual one."""
         return self.model if self.model else self._usual[0]

@@ -38,7 +38,7 @@ def predict_table(run: Path, file: Path, samples: int | None = None) -> tuple[li
     """
     files = RunFolder(run)
     encoding, experiment = TableEncoding.load(files.table_file), run_settings(files)
-    text = read_text_table(file)
+    text = read_text_table(file, header=encoding.header, least=1)
     if not text.rows:
         raise DataError(f"{file} has column names but no rows: give a row per example")
     inputs, notes = encoding.encode(text)

@@ -43,8 +43,8 @@ class TrainedRun:
         self.model = self.experiment.model_factory(self.data)()
 
     def _load_data(self) -> DataSet:
-        kept = self.files.table_file
-        encoding = TableEncoding.load(kept) if kept.exists() else None
+        kept = self.experiment.is_table and self.files.posterior_file.exists()
+        encoding = TableEncoding.load(self.files.table_file) if kept else None
         return self.experiment.load_data(self.data_dir, encoding)
 
     def require_classes(self, reason: str) -> None:

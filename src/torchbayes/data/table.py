@@ -16,6 +16,7 @@ from torchbayes.data.source import DataError
 from torchbayes.data.table_encoding import (
     NumberColumn,
     TableEncoding,
+    check_levels,
     fit_columns,
     label,
     numbers_of,
@@ -201,6 +202,8 @@ def load_table(
         )
     known = [text.rows[row][index] for row in usable]
     task = _task(text, index, known, task, said)
+    if task == "classification":
+        check_levels(text, text.names[index], known, "choose another target")
     gone = len(text.rows) - len(usable)
     if gone:
         said.append(f"{_count(gone, 'row')} without a target left out")

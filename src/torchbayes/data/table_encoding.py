@@ -31,7 +31,9 @@ from torchbayes.core.storage import write_json
 from torchbayes.data.source import DataError
 from torchbayes.data.table_file import TextTable, finite_number, is_missing, number, shown
 
-__all__ = ["CategoryColumn", "NumberColumn", "TableEncoding", "fit_columns", "label"]
+__all__ = [
+    "CategoryColumn", "NumberColumn", "TableEncoding", "check_levels", "fit_columns", "label",
+]  # fmt: skip
 
 _FORMAT, _VERSION = "torchbayes-table", 1
 _MOST_LEVELS = 100
@@ -325,32 +327,44 @@ def _number_column(table: TextTable, name: str, values: Floats) -> NumberColumn 
     return NumberColumn(name, median, mean, 0.0 if same else std, bool(missing.any()))
 
 
-def _category_column(
-    table: TextTable, name: str, known: Sequence[str], chosen: Sequence[str]
-) -> CategoryColumn | None:
-    levels, drop = set(known), f"leave it out with --drop {shown(name)}"
-    odd = [field for field in levels if number(field) is None]
-    if (
-        len(odd) < len(levels) or len(odd) > 2
-    ):  # numbers, or too many levels to be names with commas
-        commas = sorted(field for field in odd if _WITH_COMMA.fullmatch(field))
-        if len(commas) == len(odd):
-            raise DataError(
-                f"{table.path} has numbers with a comma in column {shown(name)}, such as {shown(commas[0])}: "
-                f"write them with a decimal point and without separators, or {drop}"
-            )
+def check_levels(
+    table: TextTable, name: str, known: Sequence[str], advice: str, most: int | None = None
+) -> None:
+    """Raise a `DataError` if a column's texts are numbers with commas, dates, or different in most rows.
+
+    Args:
+        table: The table.
+        name: Name of the column.
+        known: Its fields that are not missing.
+        advice: What to do, for the message.
+        most: The largest number of levels; None for no limit but half of the rows.
+    """
+    levels = set(known)
+    odd = sorted(field for field in levels if number(field) is None)
+    some_numbers = len(odd) < len(levels) or len(odd) > 2  # two texts such as 1,2 and 3,4 are names
+    if odd and some_numbers and all(_WITH_COMMA.fullmatch(field) for field in odd):
+        raise DataError(
+            f"{table.path} has numbers with a comma in column {shown(name)}, such as {shown(odd[0])}: write "
+            f"them with a decimal point and without separators, or {advice}"
+        )
     if all(_DATE.fullmatch(field) for field in levels):
         raise DataError(
             f"{table.path} has dates in column {shown(name)}, such as {shown(known[0])}: turn them into "
-            f"numbers (a year, a month, days since …), or {drop}"
+            f"numbers (a year, a month, days since …), or {advice}"
         )
-    if len(levels) > _MOST_LEVELS or (len(levels) > 2 and 2 * len(levels) > len(known)):
-        mixed = "" if len(odd) == len(levels) else f" ({shown(sorted(odd)[0])} is not a number)"
+    if len(levels) > (most or len(known)) or (len(levels) > 2 and 2 * len(levels) > len(known)):
+        mixed = f" ({shown(odd[0])} is not a number)" if 0 < len(odd) < len(levels) else ""
         raise DataError(
-            f"{table.path} has {len(levels)} different texts in the {len(known)} rows of column "
+            f"{table.path} has {len(levels)} different values in the {len(known)} rows of column "
             f"{shown(name)}, too many for levels{mixed}: an identifier or free text says nothing about new "
-            f"rows, so {drop}"
+            f"rows, so {advice}"
         )
+
+
+def _category_column(
+    table: TextTable, name: str, known: Sequence[str], chosen: Sequence[str]
+) -> CategoryColumn | None:
+    check_levels(table, name, known, f"leave it out with --drop {shown(name)}", _MOST_LEVELS)
     seen = [field for field in chosen if not is_missing(field)]
     if not seen:
         return None

@@ -183,6 +183,11 @@ def test_a_table_that_changed_is_neither_scored_nor_resumed(
     code, _, err = run("train", *arguments, "--resume")
     assert code == 2
     assert "holds a run with table_sha256" in err
+    comparison = ["compare", "--data", f"table:{houses}", "--methods", "map", *SMALL]
+    assert run(*comparison, "--out", tmp_path / "c")[0] == 0
+    houses.write_text(houses.read_text() + "51,A,200000\n")
+    code, _, err = run(*comparison, "--out", tmp_path / "c", "--resume")
+    assert (code, "holds a run with table_sha256" in err) == (2, True)
     (folder / "table.json").unlink()
     code, _, err = run("predict", folder, houses)
     assert (code, "there is no" in err and "table.json" in err) == (2, True)

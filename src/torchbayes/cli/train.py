@@ -128,8 +128,8 @@ def train(
 
 
 def _default_folder(experiment: Experiment) -> Path:
-    kind, _, place = experiment.data.rpartition(":")
-    data = Path(place).stem if kind == "table" else Path(place).name
+    kind, _, place = experiment.data.partition(":")
+    data = Path(place or kind).stem if kind == "table" else Path(place or kind).name
     data = f"uci-{data}" if kind == "uci" else data
     return Path("runs") / f"{data}-{experiment.network}-{experiment.method}-{experiment.seed}"
 

@@ -31,7 +31,7 @@ from torchbayes.experiments.calibrate import calibrate
 from torchbayes.experiments.evaluation import evaluate
 from torchbayes.experiments.settings import Experiment
 from torchbayes.experiments.trained_run import TrainedRun
-from torchbayes.experiments.training import train_experiment
+from torchbayes.experiments.training import run_config, train_experiment
 from torchbayes.train.failures import TrainingError
 from torchbayes.train.progress import Progress
 from torchbayes.train.registry import METHODS
@@ -193,9 +193,9 @@ class Comparison:
             finished: Called with the number of each finished job and its scores.
         """
         RunFolder(self.out).prepare()
-        self._check_finished()
         # Loaded once: only which examples a run trains on depends on its seed.
         whole = self.base.load_whole(self.data_dir)
+        self._check_finished(whole)
         ood = ood_for(whole, self.data_dir)
         self._save_images(whole, ood)
         for number, job in enumerate(self.jobs):
@@ -212,13 +212,13 @@ class Comparison:
             finished(number, scores)
             self._write(whole, ood)
 
-    def _check_finished(self) -> None:
-        """Raise a `RunError` if an existing run has other settings than its job."""
+    def _check_finished(self, whole: DataSet) -> None:
+        """Raise a `RunError` if an existing run has other settings, or another table, than its job."""
         for job in self.jobs:
             there = RunFolder(job.run_folder)
             if there.config_file.exists() or job.scores is not None:
                 # A config.toml also holds other things than settings, such as the training-set size.
-                there.check_config({**there.read_config(), **job.experiment.settings()})
+                there.check_config({**there.read_config(), **run_config(job.experiment, whole)})
 
     def _train(self, job: Job, whole: DataSet, progress: Progress) -> None:
         data = job.experiment.split(whole)

@@ -26,7 +26,7 @@ from torchbayes.train.registry import find_method
 from torchbayes.train.run_folder import RunFolder
 from torchbayes.train.tracking import Logger
 
-__all__ = ["train_experiment"]
+__all__ = ["run_config", "train_experiment"]
 
 _WORTH_THREADS = 5_000_000  # weights × examples per update: LeNet-5 at batch 128 has 8 million
 _warm: set[str] = set()
@@ -72,7 +72,7 @@ def train_experiment(
                     schedule=experiment.schedule, clip_norm=experiment.clip_norm or None,
                     amp=experiment.amp or None, accumulate=experiment.accumulate,
                     seed=experiment.seed, device=device, folder=folder, resume=resume,
-                    checkpoint_seconds=checkpoint_seconds, config=_config(experiment, data),
+                    checkpoint_seconds=checkpoint_seconds, config=run_config(experiment, data),
                     progress=progress, logger=logger, **translated(experiment.options, len(loader)),
                 )  # fmt: skip
         if distributed.rank() == 0 and peak.bytes is not None:
@@ -82,7 +82,7 @@ def train_experiment(
         return run
 
 
-def _config(experiment: Experiment, data: DataSet) -> dict[str, Any]:
+def run_config(experiment: Experiment, data: DataSet) -> dict[str, Any]:
     """Return what config.toml holds: a table that has changed since is then no longer resumed."""
     settings = experiment.settings()
     return settings if data.encoding is None else settings | {"table_sha256": data.encoding.sha256}

@@ -19,7 +19,6 @@ from torchbayes.data.table_encoding import (
     check_levels,
     fit_columns,
     label,
-    numbers_of,
 )
 from torchbayes.data.table_file import TextTable, is_missing, number, read_text_table, shown
 
@@ -115,7 +114,7 @@ class Table:
                     "needs two, so choose another target"
                 )
         else:
-            values = numbers_of(fields, text.path, name)[list(self.train)]
+            values = text.numbers(self.target)[list(self.train)]
             mean, std = float(values.mean()), float(values.std())
             if not (std > 0 and math.isfinite(std)):
                 raise DataError(
@@ -257,7 +256,7 @@ def read_rows(path: Path, count: int) -> list[int]:
     # Gal's files are written by NumPy: 307 or 3.070000000000000000e+02.
     values = [number(word) for word in words]
     for word, value in zip(words, values, strict=True):
-        if value is None or value != int(value) or not 0 <= value < count:
+        if value is None or not 0 <= value < count or value != int(value):
             raise DataError(
                 f"{path} has {shown(word)}, expected row numbers from 0 to {count - 1} of the table"
             )

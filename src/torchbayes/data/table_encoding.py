@@ -23,13 +23,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from torchbayes.core.storage import write_json
 from torchbayes.data.source import DataError
-from torchbayes.data.table_file import TextTable, finite_number, is_missing, number, shown
+from torchbayes.data.table_file import Floats, TextTable, is_missing, number, shown
 
 __all__ = [
     "CategoryColumn", "NumberColumn", "TableEncoding", "check_levels", "fit_columns", "label",
@@ -39,8 +38,6 @@ _FORMAT, _VERSION = "torchbayes-table", 1
 _MOST_LEVELS = 100
 _DATE = re.compile(r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}.*|\d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d{2})(\D.*)?")
 _WITH_COMMA = re.compile(r"[-+]?\d+(,\d+)+(\.\d+)?|[-+]?\d+(\.\d+)*,\d+")
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -66,9 +63,9 @@ class NumberColumn:
         """Name of every input that the column becomes."""
         return [self.name] * (self.std > 0) + [f"{self.name} is missing"] * self.indicator
 
-    def encode(self, fields: Sequence[str], path: Path) -> tuple[list[Floats], set[str]]:
-        """Return the inputs, and nothing that would be unknown."""
-        values = numbers_of(fields, path, self.name)
+    def encode(self, table: TextTable, index: int) -> tuple[list[Floats], set[str]]:
+        """Return the inputs of a table's column, and nothing that would be unknown."""
+        values = table.numbers(index)
         missing = np.isnan(values)
         found = []
         if self.std > 0:
@@ -98,8 +95,9 @@ class CategoryColumn:
         own = [f"{self.name} = {level}" for level in self.levels] if len(self.levels) > 1 else []
         return own + [f"{self.name} is missing"] * self.indicator
 
-    def encode(self, fields: Sequence[str], path: Path) -> tuple[list[Floats], set[str]]:
-        """Return the inputs, and the levels that the training rows did not have."""
+    def encode(self, table: TextTable, index: int) -> tuple[list[Floats], set[str]]:
+        """Return the inputs of a table's column, and the levels that the training rows did not have."""
+        fields = table.column(index)
         missing = np.array([is_missing(field) for field in fields], dtype=bool)
         values = [self.mode if gone else f for f, gone in zip(fields, missing, strict=True)]
         place = {level: index for index, level in enumerate(self.levels)}
@@ -153,7 +151,7 @@ class TableEncoding:
         places, notes = self._places(table)
         found: list[Floats] = []
         for column in self.columns:
-            parts, unknown = column.encode(table.column(places[column.name]), table.path)
+            parts, unknown = column.encode(table, places[column.name])
             found += parts
             if unknown:
                 some = ", ".join(shown(level) for level in sorted(unknown)[:3])
@@ -205,11 +203,11 @@ class TableEncoding:
 
     def encode_target(self, table: TextTable, index: int, rows: Sequence[int]) -> Tensor:
         """Return the targets of some rows: class numbers (rows,) or standardised values (rows, 1)."""
-        fields = [table.rows[row][index] for row in rows]
         if self.classes:
             place = {name: number for number, name in enumerate(self.classes)}
-            return torch.tensor([place[label(field)] for field in fields], dtype=torch.int64)
-        values = torch.from_numpy(numbers_of(fields, table.path, self.target))
+            labels = [label(table.rows[row][index]) for row in rows]
+            return torch.tensor([place[name] for name in labels], dtype=torch.int64)
+        values = torch.from_numpy(table.numbers(index)[list(rows)])
         return ((values - self.mean) / self.std).float().unsqueeze(1)
 
     def save(self, path: str | Path) -> None:
@@ -260,11 +258,6 @@ def label(field: str) -> str:
     return field if value is None or not math.isfinite(value) else f"{value:.15g}"
 
 
-def numbers_of(fields: Sequence[str], path: Path, name: str) -> Floats:
-    """Return a column of numbers, NaN where they are missing."""
-    return np.array([finite_number(f, path, name, row) for row, f in enumerate(fields)], np.float64)
-
-
 def fit_columns(
     table: TextTable, indices: Sequence[int], rows: Sequence[int]
 ) -> tuple[tuple[NumberColumn | CategoryColumn, ...], dict[str, str]]:
@@ -284,8 +277,8 @@ def fit_columns(
             left_out[name] = _nameless(table, index, known)
             continue
         column = (
-            _number_column(table, name, numbers_of(fields, table.path, name)[list(rows)])
-            if all(number(field) is not None for field in known)
+            _number_column(table, name, table.numbers(index)[list(rows)])
+            if table.is_numeric(index)
             else _category_column(table, name, known, [fields[row] for row in rows])
         )
         if column is not None and column.inputs:

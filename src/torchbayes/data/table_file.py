@@ -12,12 +12,17 @@ import hashlib
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
 
 from torchbayes.data.source import DataError
 
-__all__ = ["TextTable", "is_missing", "number", "read_text_table", "shown"]
+__all__ = ["Floats", "TextTable", "is_missing", "number", "read_text_table", "shown"]
+
+Floats = npt.NDArray[np.float64]
 
 _MISSING = frozenset(("", "na", "n/a", "#n/a", "nan", "null", "none", "?", "<na>"))
 _DELIMITERS = (",", ";", "\t")
@@ -25,12 +30,11 @@ _LOOKED_AT = 50  # lines that the delimiter is found by
 _LARGEST_FIELD = (
     100_000  # characters; what is longer is a document or a quote that was never closed
 )
-_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|[-+]?(inf|infinity)", re.IGNORECASE)
 
 
 def is_missing(field: str) -> bool:
     """Whether a field stands for a missing value: empty, NA, NaN, null, None or a question mark."""
-    return field.casefold() in _MISSING
+    return len(field) < 5 and field.casefold() in _MISSING
 
 
 def number(field: str) -> float | None:
@@ -40,7 +44,13 @@ def number(field: str) -> float | None:
         >>> number("-1.5e3"), number("1_000"), number("red")
         (-1500.0, None, None)
     """
-    return float(field) if _NUMBER.fullmatch(field) else None
+    if "_" in field:  # Python's own 1_000
+        return None
+    try:
+        value = float(field)
+    except ValueError:
+        return None
+    return None if math.isnan(value) else value
 
 
 def shown(field: object, limit: int = 40) -> str:
@@ -66,6 +76,34 @@ class TextTable:
     rows: list[list[str]]
     header: bool
     sha256: str
+    _numbers: dict[int, Floats | None] = field(default_factory=dict, repr=False)
+
+    def is_numeric(self, index: int) -> bool:
+        """Whether every value of a column is a number, as far as it is not missing."""
+        if index not in self._numbers:
+            values = [math.nan if is_missing(f) else number(f) for f in self.column(index)]
+            # Kept, because a table is encoded anew for every split.
+            self._numbers[index] = None if None in values else np.array(values, np.float64)
+        return self._numbers[index] is not None
+
+    def numbers(self, index: int) -> Floats:
+        """Return a column of numbers, NaN where they are missing.
+
+        Raises:
+            DataError: If something in the column is not a finite number.
+        """
+        values = self._numbers[index] if self.is_numeric(index) else None
+        if values is not None and not bool(np.isinf(values).any()):
+            return values
+        row, text = next(
+            (row, text)
+            for row, text in enumerate(self.column(index))
+            if not is_missing(text) and number(text) in (None, math.inf, -math.inf)
+        )
+        raise DataError(
+            f"{self.path} has {shown(text)} in column {shown(self.names[index])}, row {row + 1}, where "
+            "numbers are expected: correct it, or leave the field empty if the value is missing"
+        )
 
     def column(self, index: int) -> list[str]:
         """Return the fields of a column."""
@@ -199,20 +237,3 @@ def _has_header(rows: Sequence[Sequence[str]]) -> bool:
         return bool(values) and all(number(value) is not None for value in values)
 
     return any(text and numbers(index) for index, text in enumerate(named))
-
-
-def finite_number(field: str, path: Path, column: str, row: int) -> float:
-    """Return a column's number, NaN if it is missing.
-
-    Raises:
-        DataError: If it is not a finite number.
-    """
-    if is_missing(field):
-        return math.nan
-    value = number(field)
-    if value is None or not math.isfinite(value):
-        raise DataError(
-            f"{path} has {shown(field)} in column {shown(column)}, row {row + 1}, where numbers are "
-            "expected: correct it, or leave the field empty if the value is missing"
-        )
-    return value

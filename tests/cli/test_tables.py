@@ -13,6 +13,8 @@ import pytest
 
 from torchbayes.experiments.saved_predictions import RegressionPredictions
 
+from ..tables import gal_folder
+
 SMALL = ["--model-set", "hidden=[16]", "--epochs", "2", "--samples", "4"]
 HOSTILE = ("[red]alarm[/red]", "<img src=x onerror=alert(1)>", "bell\x07\x1b[31m")
 
@@ -246,17 +248,8 @@ def test_one_column_without_a_name_is_enough(run, tmp_path: Path) -> None:
 
 
 def test_uci_with_a_split_for_every_seed(run, tmp_path: Path) -> None:
-    folder = tmp_path / "uci" / "yacht"
-    folder.mkdir(parents=True)
-    rng = np.random.default_rng(0)
-    values = rng.normal(size=(40, 4))
-    np.savetxt(folder / "data.txt", values)
-    np.savetxt(folder / "index_features.txt", [0, 1, 2])
-    np.savetxt(folder / "index_target.txt", [3])
-    for k in range(2):
-        order = rng.permutation(40)
-        np.savetxt(folder / f"index_train_{k}.txt", order[:36])
-        np.savetxt(folder / f"index_test_{k}.txt", order[36:])
+    folder = gal_folder(tmp_path, 40)
+    values = np.loadtxt(folder / "data.txt")
     out = tmp_path / "out"
     code, _, _ = run(
         "compare", "--data", "uci:yacht", "--split", "seed", "--seeds", "2", "--methods", "map",
@@ -267,7 +260,7 @@ def test_uci_with_a_split_for_every_seed(run, tmp_path: Path) -> None:
         saved = RegressionPredictions.load(out / "runs" / f"map-{k}" / "regression.npz")
         test = np.loadtxt(folder / f"index_test_{k}.txt").astype(int)
         np.testing.assert_allclose(
-            saved.targets[:, 0].numpy(), values[test, 3], rtol=1e-5, atol=1e-6
+            saved.targets[:, 0].numpy(), values[test, 1], rtol=1e-5, atol=1e-6
         )
     code, _, err = run("train", "--data", "uci:boston", *SMALL, "--data-dir", tmp_path)
     assert code == 2

@@ -17,6 +17,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 import torchbayes as tb
+from tests.tables import gal_folder
 from torchbayes.data import DATASETS, DataError, DataSet, TableEncoding, load_data, ood_for
 from torchbayes.data.table_file import read_text_table
 from torchbayes.data.uci import load_uci
@@ -438,24 +439,8 @@ def test_a_network_can_be_fitted_to_it(table: Path) -> None:
         )
 
 
-def gal_folder(root: Path) -> Path:
-    """A tiny table in the layout of Gal's repository."""
-    folder = root / "uci" / "yacht"
-    folder.mkdir(parents=True)
-    rng = np.random.default_rng(0)
-    values = rng.normal(size=(12, 4))
-    np.savetxt(folder / "data.txt", values)
-    np.savetxt(folder / "index_features.txt", [0, 2, 3])
-    np.savetxt(folder / "index_target.txt", [1])
-    for k in range(2):
-        order = rng.permutation(12)
-        np.savetxt(folder / f"index_train_{k}.txt", order[:9])
-        np.savetxt(folder / f"index_test_{k}.txt", order[9:])
-    return folder
-
-
 def test_the_layout_of_gals_splits(tmp_path: Path) -> None:
-    folder = gal_folder(tmp_path)
+    folder = gal_folder(tmp_path, 12)
     values = np.loadtxt(folder / "data.txt")
     for k in (0, 1):
         data = load_data("uci:yacht", split=k, data_dir=tmp_path)

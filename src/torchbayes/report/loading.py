@@ -128,16 +128,12 @@ def _method(
             read_extras(place, problems),
         )
         runs.append(result)
-        file = place / "predictions.npz"
-        if predictions is None and file.is_file():
+        if predictions is None and values is None:
             try:
-                predictions, seed = _predictions(file), result.seed
-            except ValueError as error:
-                problems.append(f"{name}'s predictions are not shown: {error}")
-        file = place / "regression.npz"
-        if values is None and file.is_file():
-            try:
-                values, seed = _values(file), result.seed
+                if (file := place / "predictions.npz").is_file():
+                    predictions, seed = _predictions(file), result.seed
+                elif (file := place / "regression.npz").is_file():
+                    values, seed = _values(file), result.seed
             except ValueError as error:
                 problems.append(f"{name}'s predictions are not shown: {error}")
     return MethodResult(

@@ -208,6 +208,9 @@ def test_test_rows_from_a_file(table: Path, tmp_path: Path) -> None:
     file.write_text("7\n3.0e+00\n59\n")
     data = load(table, split=file)
     assert numbers_of(data, "test") == [3, 7, 59]
+    colours = [row[1] for row in rows()]
+    file.write_text("\n".join(str(i) for i, colour in enumerate(colours) if colour == "blue"))
+    assert "No training rows of 'blue'." in load(table, target="colour", split=file).note
     file.write_text("7 60")
     with pytest.raises(DataError, match="has '60', expected row numbers from 0 to 59"):
         load(table, split=str(file))

@@ -151,7 +151,8 @@ def _score(trained: TrainedRun, as_json: bool, **how: Any) -> None:
         _draw_curve(trained)
         notes.append(f"picture: {folder / 'curve.png'}")
     scored = table(str(folder), shown.values(), [cells], left=0)
-    answer({"run": str(folder), **scores}, as_json, scored, *notes)
+    about = {} if trained.data.table is None else {"note": trained.data.note}
+    answer({"run": str(folder), **scores, **about}, as_json, scored, *notes)
 
 
 def _draw_curve(trained: TrainedRun) -> None:

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from torchbayes.data.dataset import DataSet, Split
+from torchbayes.data.levels import check_levels
 from torchbayes.data.source import DataError
 from torchbayes.data.table_encoding import (
     NumberColumn,
     TableEncoding,
-    check_levels,
     fit_columns,
     label,
 )
@@ -140,9 +140,14 @@ class Table:
             targets = encoding.encode_target(self.text, self.target, rows)
             return Split(inputs[list(rows)], targets)
 
+        train = split(self.train)
+        if encoding.classes:
+            absent = set(range(len(encoding.classes))) - set(train.targets.tolist())
+            names = ", ".join(shown(encoding.classes[number]) for number in sorted(absent))
+            notes += [f"no training rows of {names}"] if absent else []
         return dataclasses.replace(
             encoded_nothing(self.name, encoding),
-            train=split(self.train),
+            train=train,
             test=split(self.test),
             validation=None if self.validation is None else split(self.validation),
             note=" ".join(

@@ -163,6 +163,7 @@ def test_compare_takes_both_kinds(run, houses: Path, alarms: Path, tmp_path: Pat
         page = (out / "report.html").read_text(encoding="utf-8")
         assert f"on {table.name}" in page
         assert word in page
+        assert ("Losses are those of the standardised target" in page) == (table == houses)
         assert "<img src=x" not in page
         assert run("report", out)[0] == 0
         results = json.loads((out / "results.json").read_text())

@@ -26,7 +26,10 @@ def training_section(results: Results) -> Section | None:
     if not any(charts):
         return None
     methods = [method for method in results.methods if any(run.history for run in method.runs)]
-    body = render("training.html.j2", methods=methods, charts=list(filter(None, charts)))
+    names = results.data, str(results.settings.get("data"))
+    scaled = bool(results.valued) and any(n.startswith(("table:", "uci:")) for n in names)
+    shown = list(filter(None, charts))
+    body = render("training.html.j2", methods=methods, charts=shown, standardised=scaled)
     return Section("training", "Learning", "How they learned", body)
 
 

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from torchbayes.cli import options as opt
-from torchbayes.cli.output import answer, table
+from torchbayes.cli.output import answer, cell, plain, table
 
 if TYPE_CHECKING:
     from torchbayes.experiments.compare import Comparison, Job
 
 __all__ = ["compare", "report", "run_plan", "show_results"]
 
+_TABLES = ("table:", "uci:")
 _COLUMNS = {
     # key: (title, whether more is better, digits)
     "accuracy": ("acc. ↑", True, 4),
@@ -37,6 +38,11 @@ def compare(
     recipe: opt.Recipe = None,
     cpu: opt.Cpu = False,
     data: opt.Data = None,
+    target: opt.Target = None,
+    task: opt.Task = None,
+    drop: opt.Drop = None,
+    split: opt.TableSplit = None,
+    test_share: opt.TestShare = None,
     model: opt.Model = None,
     methods: Annotated[
         str | None, typer.Option(help="Comma-separated names.", show_default="all")
@@ -90,7 +96,10 @@ def compare(
         "data": data, "model": model, "epochs": epochs, "batch_size": batch_size,
         "samples": samples, "augment": augment, "schedule": schedule,
     }  # fmt: skip
-    settings = opt.settings_from(recipe, cpu, model_set, setting, flags)
+    columns = {
+        "target": target, "task": task, "drop": drop, "split": split, "test_share": test_share,
+    }  # fmt: skip
+    settings = opt.settings_from(recipe, cpu, model_set, setting, flags, columns)
     tables: dict[str, dict[str, Any]] = settings.pop("methods", {})
     lines: dict[str, dict[str, Any]] = settings.pop("rows", {})
     named = [m for m in tables if m in METHODS] if every else list(tables)
@@ -180,7 +189,7 @@ def show_results(out: Path, page: Path, as_json: bool) -> None:
     rows: dict[str, dict[str, Any]] = results["methods"]
     shown = [key for key in _COLUMNS if any(row.get(key) is not None for row in rows.values())]
     compared = table(
-        f"{results['model']} on {results['data']}",
+        plain(f"{results['model']} on {results['data']}"),
         ["method", *(_COLUMNS[key][0] for key in shown)],
         ([name, *(_cell(key, row, rows) for key in shown)] for name, row in rows.items()),
     )
@@ -189,9 +198,17 @@ def show_results(out: Path, page: Path, as_json: bool) -> None:
         results,
         as_json,
         compared,
-        *(f"[bold]{name}[/bold] failed: {why}" for name, why in results["failed"].items()),
+        *(
+            f"[bold]{plain(name)}[/bold] failed: {plain(why)}"
+            for name, why in results["failed"].items()
+        ),
+        *(plain(note) for note in results["notes"][:1] if _is_table(results)),
         f"out of distribution: {results['ood']}   results: {out / 'results.json'}   page: {page}",
     )
+
+
+def _is_table(results: dict[str, Any]) -> bool:
+    return str(results["settings"].get("data")).startswith(_TABLES)
 
 
 def _cell(key: str, row: dict[str, Any], rows: dict[str, dict[str, Any]]) -> str:
@@ -199,7 +216,8 @@ def _cell(key: str, row: dict[str, Any], rows: dict[str, dict[str, Any]]) -> str
     if value is None:
         return "–"
     spread = row["spread"].get(key)
-    text = f"{value:.{digits}f}" + ("" if spread is None else f"\n±{spread:.{digits}f}")
+    style = f".{digits}f"
+    text = cell(value, style) + ("" if spread is None else f"\n±{cell(spread, style)}")
     if more is None:
         return text
     values = [r[key] for r in rows.values() if r.get(key) is not None]

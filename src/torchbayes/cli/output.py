@@ -8,9 +8,10 @@ from typing import Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-__all__ = ["answer", "cell", "table"]
+__all__ = ["answer", "cell", "notice", "plain", "table"]
 
 
 def table(
@@ -33,8 +34,26 @@ def table(
 
 
 def cell(value: float | None, style: str) -> str:
-    """Format a number, or a dash where there is none."""
-    return "–" if value is None else format(value, style)
+    """Format a number, without decimals if it is large, or a dash where there is none."""
+    if value is None:
+        return "–"
+    return format(value, ",.0f" if style.endswith("f") and abs(value) >= 1000 else style)
+
+
+def plain(text: str) -> str:
+    r"""Return a name from a file so that it is printed as it is: no markup, no control characters.
+
+    Example:
+        >>> print(plain("[red]\x1b[31m"))
+        \[red]\x1b[31m
+    """
+    return escape("".join(c if c.isprintable() else repr(c)[1:-1] for c in text))
+
+
+def notice(text: str, as_json: bool) -> None:
+    """Print a remark before a long computation, unless a script reads the output."""
+    if not as_json:
+        Console(highlight=False).print(plain(text), style="dim", soft_wrap=True)
 
 
 def answer(result: Any, as_json: bool, *parts: Table | str) -> None:

@@ -18,6 +18,7 @@ from torchbayes.data.loader import BatchLoader
 from torchbayes.data.ood import OutOfDistribution, noise_for, ood_for
 from torchbayes.data.source import DataError
 from torchbayes.data.stream import StreamLoader
+from torchbayes.data.table_encoding import TableEncoding
 from torchbayes.data.transform import Chain, Normalise, PadCropFlip
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "PadCropFlip",
     "Split",
     "StreamLoader",
+    "TableEncoding",
     "batch_len",
     "call",
     "corrupt",

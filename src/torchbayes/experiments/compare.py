@@ -26,12 +26,12 @@ import numpy as np
 
 from torchbayes._version import __version__
 from torchbayes.core.storage import atomic_path, write_json
-from torchbayes.data import DataSet, OutOfDistribution, Split, load_data, ood_for
+from torchbayes.data import DataSet, OutOfDistribution, Split, ood_for
 from torchbayes.experiments.calibrate import calibrate
 from torchbayes.experiments.evaluation import evaluate
 from torchbayes.experiments.settings import Experiment
 from torchbayes.experiments.trained_run import TrainedRun
-from torchbayes.experiments.training import train_experiment
+from torchbayes.experiments.training import run_config, train_experiment
 from torchbayes.train.failures import TrainingError
 from torchbayes.train.progress import Progress
 from torchbayes.train.registry import METHODS
@@ -87,7 +87,7 @@ def rows_from(
                 )
             rows[name] = Row(name, whole.experiment, whole.name)
             continue
-        for key in ("data", "examples", "validation", "seed"):
+        for key in ("data", "table", "examples", "validation", "seed"):
             if key in table:
                 raise ValueError(
                     f"row {name!r} sets {key}, which all rows of a comparison share: set it above the rows"
@@ -193,9 +193,9 @@ class Comparison:
             finished: Called with the number of each finished job and its scores.
         """
         RunFolder(self.out).prepare()
-        self._check_finished()
         # Loaded once: only which examples a run trains on depends on its seed.
-        whole = load_data(self.base.data, data_dir=self.data_dir)
+        whole = self.base.load_whole(self.data_dir)
+        self._check_finished(whole)
         ood = ood_for(whole, self.data_dir)
         self._save_images(whole, ood)
         for number, job in enumerate(self.jobs):
@@ -212,13 +212,13 @@ class Comparison:
             finished(number, scores)
             self._write(whole, ood)
 
-    def _check_finished(self) -> None:
-        """Raise a `RunError` if an existing run has other settings than its job."""
+    def _check_finished(self, whole: DataSet) -> None:
+        """Raise a `RunError` if an existing run has other settings, or another table, than its job."""
         for job in self.jobs:
             there = RunFolder(job.run_folder)
             if there.config_file.exists() or job.scores is not None:
                 # A config.toml also holds other things than settings, such as the training-set size.
-                there.check_config({**there.read_config(), **job.experiment.settings()})
+                there.check_config({**there.read_config(), **run_config(job.experiment, whole)})
 
     def _train(self, job: Job, whole: DataSet, progress: Progress) -> None:
         data = job.experiment.split(whole)
@@ -227,7 +227,9 @@ class Comparison:
     def _score(self, job: Job, whole: DataSet, ood: OutOfDistribution) -> dict[str, Any]:
         data, last = job.experiment.split(whole), job.row.last_of is not None
         run = TrainedRun(job.run_folder, self.data_dir, experiment=job.experiment, data=data)
-        scores = evaluate(run, ood=ood, last=last, corruptions=self.corruptions)
+        # A table is encoded by its training rows, so that inputs of another split would not fit.
+        inputs = ood if data.table is None else None
+        scores = evaluate(run, ood=inputs, last=last, corruptions=self.corruptions)
         if data.classes and not last:
             calibrate(run)
         return scores
@@ -245,6 +247,9 @@ class Comparison:
         shared = {key: value for key, value in self.base.settings().items() if key != "method"}
         if self.command is not None:
             shared["command"] = self.command
+        notes = [data.note, f"Out of distribution: {ood.note}."]
+        if self.base.table.get("split") == "seed":
+            notes.insert(1, "Every seed has a split of its own; the first one's is described here.")
         results = {
             "torchbayes": __version__,
             "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -252,7 +257,7 @@ class Comparison:
             "model": self.base.network,
             "classes": list(data.classes),
             "ood": ood.name,
-            "notes": [note for note in (data.note, f"Out of distribution: {ood.note}.") if note],
+            "notes": [note for note in notes if note],
             "settings": shared | {"seeds": sorted({job.experiment.seed for job in self.jobs})},
             "methods": {name: self._summary(name, runs) for name, runs in methods.items()},
             "failed": self.failed,

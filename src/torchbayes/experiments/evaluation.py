@@ -74,6 +74,11 @@ def evaluate(
     else:
         assert isinstance(test, RegressionPredictive)
         assert isinstance(other, RegressionPredictive)
+        if data.encoding is not None:
+            extra = _standardised_scores(test, targets)
+            units = data.encoding.mean, data.encoding.std
+            test, other = test.rescaled(*units), other.rescaled(*units)
+            targets = targets.double() * units[1] + units[0]
         predictions = RegressionPredictions.of(test, targets, other)
         predictions.save(folder / "regression.npz")
     scores = {key: finite(value) for key, value in (predictions.scores() | extra).items()}
@@ -84,6 +89,12 @@ def evaluate(
         write_json(folder / "corruptions.json", damaged | {"draws": draws})
     write_json(folder / "scores.json", scores)
     return scores
+
+
+def _standardised_scores(test: RegressionPredictive, targets: Tensor) -> dict[str, float]:
+    """Score predictions in the units that the network was trained in: NLL less the log of the scale."""
+    scores = RegressionPredictions.of(test, targets).scores()
+    return {f"{name}_standardised": scores[name] for name in ("rmse", "nll")}
 
 
 def _cost(run: TrainedRun, last: bool) -> dict[str, float | None]:

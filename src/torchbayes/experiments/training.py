@@ -8,6 +8,7 @@ import math
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,9 +23,10 @@ from torchbayes.optim.sgld import SGLD
 from torchbayes.train.fit import Run, fit
 from torchbayes.train.progress import Progress
 from torchbayes.train.registry import find_method
+from torchbayes.train.run_folder import RunFolder
 from torchbayes.train.tracking import Logger
 
-__all__ = ["train_experiment"]
+__all__ = ["run_config", "train_experiment"]
 
 _WORTH_THREADS = 5_000_000  # weights × examples per update: LeNet-5 at batch 128 has 8 million
 _warm: set[str] = set()
@@ -70,12 +72,20 @@ def train_experiment(
                     schedule=experiment.schedule, clip_norm=experiment.clip_norm or None,
                     amp=experiment.amp or None, accumulate=experiment.accumulate,
                     seed=experiment.seed, device=device, folder=folder, resume=resume,
-                    checkpoint_seconds=checkpoint_seconds, config=experiment.settings(),
+                    checkpoint_seconds=checkpoint_seconds, config=run_config(experiment, data),
                     progress=progress, logger=logger, **translated(experiment.options, len(loader)),
                 )  # fmt: skip
         if distributed.rank() == 0 and peak.bytes is not None:
             _note_peak(folder, peak.bytes)
+        if distributed.rank() == 0 and data.encoding is not None:
+            data.encoding.save(RunFolder(folder).table_file)
         return run
+
+
+def run_config(experiment: Experiment, data: DataSet) -> dict[str, Any]:
+    """Return what config.toml holds: a table that has changed since is then no longer resumed."""
+    settings = experiment.settings()
+    return settings if data.encoding is None else settings | {"table_sha256": data.encoding.sha256}
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from torchbayes.core.batch import arguments, split_batch, to_device
-from torchbayes.core.names import own_weights
+from torchbayes.core.names import named_modules, own_weights
 from torchbayes.posterior import Posterior, Samples, Weights
 from torchbayes.posterior.posterior import plain_network
 

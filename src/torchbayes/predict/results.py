@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution
+from torch.distributions import AffineTransform, Distribution, TransformedDistribution
 from torch.distributions.constraints import nonnegative_integer
 
 from torchbayes.metrics.classification import label_log_probs
@@ -220,6 +220,22 @@ class ClassPredictive(LabelPredictive):
         return ClassPredictive(torch.cat(probs), torch.cat(aleatoric), own[0].draws)
 
 
+class _Scaled(TransformedDistribution):
+    """A distribution in other units, with its mean and standard deviation."""
+
+    def __init__(self, base: Distribution, shift: float, scale: float) -> None:
+        super().__init__(base, [AffineTransform(shift, scale)], validate_args=False)
+        self._moments = base.mean * scale + shift, base.stddev * scale
+
+    @property
+    def mean(self) -> Tensor:
+        return self._moments[0]
+
+    @property
+    def variance(self) -> Tensor:
+        return self._moments[1].square()
+
+
 class RegressionPredictive(Predictive):
     """An equal mixture of the draws' predictive distributions.
 
@@ -326,6 +342,18 @@ class RegressionPredictive(Predictive):
         value = mixture_quantile(q, each, cdf)
         # The bisection ends at the jump of a count's distribution function, or just above it.
         return value.floor() if is_count(components) else value
+
+    def rescaled(self, shift: float, scale: float) -> RegressionPredictive:
+        """Return the prediction of scale · y + shift, in float64: such as a target in its own units.
+
+        Args:
+            shift: Number that is added.
+            scale: Positive number to multiply by first.
+        """
+        return RegressionPredictive(
+            self.outputs.double(),
+            lambda outputs: _Scaled(self._distribution(outputs), shift, scale),
+        )
 
     def merge(self, other: Predictive) -> RegressionPredictive:
         """Return the mixture of both predictions."""

@@ -6,6 +6,7 @@ traces.jsonl            periodic diagnostics of a sampler's chains
 checkpoint.pt           everything needed to continue, read with weights_only=True
 posterior.safetensors   the result
 rest.safetensors        the weights that were frozen, if any: the posterior does not hold them
+table.json              for a table: how its columns are encoded
 """
 
 from __future__ import annotations
@@ -80,6 +81,7 @@ class RunFolder:
         self.checkpoint_file = self.path / f"checkpoint{suffix}.pt"
         self.posterior_file = self.path / "posterior.safetensors"
         self.rest_file = self.path / "rest.safetensors"
+        self.table_file = self.path / "table.json"
 
     def prepare(self) -> None:
         """Create the folder and check that it is writable."""

@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from torchbayes.train.schedule import Schedule as Schedule
     from torchbayes.train.tracking import TensorBoard as TensorBoard
     from torchbayes.variational import (
+        VBLL as VBLL,
         Hypernet as Hypernet,
         MCDropout as MCDropout,
         MeanField as MeanField,
@@ -108,7 +109,7 @@ else:
         "train.registry": "METHODS",
         "train.schedule": "Schedule",
         "train.tracking": "TensorBoard",
-        "variational": "Hypernet MCDropout MeanField flipout local_reparameterisation shared_draw",
+        "variational": "VBLL Hypernet MCDropout MeanField flipout local_reparameterisation shared_draw",
     }
     _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 

@@ -15,6 +15,7 @@ from torchbayes.posterior.generated import Generated
 from torchbayes.posterior.kronecker import KroneckerGaussian
 from torchbayes.posterior.point import Point
 from torchbayes.posterior.posterior import Posterior, Weights, Wrapper, snapshot
+from torchbayes.posterior.rows import RowGaussian
 from torchbayes.posterior.samples import Samples
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "Point",
     "Posterior",
     "PosteriorFileError",
+    "RowGaussian",
     "Samples",
     "Weights",
     "Wrapper",

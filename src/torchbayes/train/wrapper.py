@@ -13,16 +13,17 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from torchbayes.core import distributed
 from torchbayes.core.batch import call
+from torchbayes.core.parameters import trainable
 from torchbayes.likelihood import Likelihood
 from torchbayes.optim import MAP, MLE
 from torchbayes.posterior import Generated, Posterior
 from torchbayes.predict.batchnorm import recalibrate_each
 from torchbayes.prior import GaussianPrior
 from torchbayes.train.method import Method, Plan
-from torchbayes.variational import Hypernet, HypernetSGD, MeanField
+from torchbayes.variational import VBLL, Hypernet, HypernetSGD, MeanField
 from torchbayes.variational.objective import annealed_weight, blundell_weight
 
-__all__ = ["HypernetMethod", "MeanFieldMethod", "WrapperMethod"]
+__all__ = ["HypernetMethod", "LastLayerMethod", "MeanFieldMethod", "WrapperMethod"]
 
 _KL_SCHEDULES = ("uniform", "blundell", "linear")
 
@@ -167,6 +168,36 @@ class MeanFieldMethod(Method):
         """Continue from a state."""
         super().load_state_dict(state)
         self.updates = state["updates"]
+
+
+class LastLayerMethod(Method):
+    """A variational last layer, trained together with the weights before it on a closed-form bound.
+
+    The loss is the bound on the mean NLL + (KL − log prior of the other weights) / train_size; `nll` and
+    `kl`, which has both, are logged apart, in nats per training example.
+    """
+
+    uses: ClassVar[tuple[type, ...]] = (MLE,)
+    module: VBLL
+
+    def __init__(
+        self, model: nn.Module, likelihood: Likelihood, plan: Plan, **options: Any
+    ) -> None:
+        super().__init__(model, likelihood, plan, **options)
+        self.module = self.build(VBLL, model, likelihood=likelihood)
+        noise = {id(p) for p in likelihood.parameters()}  # fit trains it, as with every method
+        own = [p for p in trainable(self.module).values() if id(p) not in noise]
+        self.set_optimizer(self.build(MLE, self.module, params=own))
+
+    def loss(self, inputs: Any, targets: Tensor) -> Tensor:
+        """Return the bound of the minibatch, per example."""
+        nll, kl = -self.module.bound(inputs, targets), self.module.regulariser()
+        self.logs = {"nll": nll.detach(), "kl": kl.detach()}
+        return nll + kl
+
+    def posterior(self) -> Posterior:
+        """Return the Gaussian that has been learned."""
+        return self.module.posterior()
 
 
 class HypernetMethod(Method):

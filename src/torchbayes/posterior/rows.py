@@ -43,7 +43,11 @@ class RowGaussian(StoredPosterior):
         std: Weights | None = None, *, model_name: str = "",
     ) -> None:  # fmt: skip
         super().__init__(mean, model_name)
-        self._factors, self._biases, self._std = copied(factors), dict(biases or {}), copied(std or {})
+        self._factors, self._biases, self._std = (
+            copied(factors),
+            dict(biases or {}),
+            copied(std or {}),
+        )
         for name in [*self._factors, *self._biases, *self._biases.values(), *self._std]:
             if name not in self._mean:
                 raise ValueError(f"weight {name!r} has a spread but no mean: name the same weights")

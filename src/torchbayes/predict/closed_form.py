@@ -55,7 +55,9 @@ class GaussianPredictive(RegressionPredictive):
         """Concatenate the rows of all parts."""
         own = [part for part in parts if isinstance(part, GaussianPredictive)]
         if not own or len(own) != len(parts):
-            raise ValueError(f"cannot join these {len(parts)} predictions: they must be of one kind")
+            raise ValueError(
+                f"cannot join these {len(parts)} predictions: they must be of one kind"
+            )
         mean = torch.cat([part.outputs[0] for part in own])
         noise = torch.cat([part._noise for part in own])
         return GaussianPredictive(mean, torch.cat([part._variance for part in own]), noise)

@@ -6,6 +6,7 @@ from torchbayes.variational.estimators import (
     local_reparameterisation,
     shared_draw,
 )
+from torchbayes.variational.exact_last_layer import ExactLastLayer
 from torchbayes.variational.hypernet import Hypernet
 from torchbayes.variational.hypernet_sgd import HypernetSGD
 from torchbayes.variational.last_layer import VBLL
@@ -16,6 +17,7 @@ from torchbayes.variational.objective import annealed_weight, blundell_weight, u
 __all__ = [
     "VBLL",
     "Estimator",
+    "ExactLastLayer",
     "Hypernet",
     "HypernetSGD",
     "MCDropout",

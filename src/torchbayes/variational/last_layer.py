@@ -14,8 +14,8 @@ J. Harrison, J. Willes and J. Snoek, Variational Bayesian Last Layers, ICLR 2024
 The loss is −(mean bound) + (KL(q ‖ p) − log p(θ)) / train_size: the paper's objective for full training. With
 the weights before the last layer frozen it is the paper's post-training.
 
-S_k = B_k B_kᵀ with B_k = diag(σ_k) [I + strictly lower triangle] (dense), diag(σ_k) [I ∣ A_k] (a diagonal and a
-low rank) or diag(σ_k).
+S_k = B_k B_kᵀ with B_k = diag(σ_k) [I + strictly lower triangle] (dense), diag(σ_k) [I ∣ A_k] (a diagonal and
+a low rank) or diag(σ_k).
 
 Deviations from the paper: the bias is a column of W, with the feature 1; no noise is added to the logits,
 which in Theorem 2 only shifts the biases; a learned Σ has no inverse-Wishart prior.
@@ -37,7 +37,7 @@ from torchbayes.core.last_layer import find_last_layer, with_features
 from torchbayes.core.noise import normal_
 from torchbayes.core.parameters import norm_parameters, trainable
 from torchbayes.likelihood import Categorical, GaussianNoise, Likelihood
-from torchbayes.posterior import RowGaussian, Wrapper, snapshot
+from torchbayes.posterior import RowGaussian, Weights, Wrapper, snapshot
 from torchbayes.posterior.kronecker import as_matrix
 from torchbayes.predict.closed_form import GaussianPredictive
 from torchbayes.predict.results import Predictive, like_predictions
@@ -63,10 +63,11 @@ def gaussian_bound(mean: Tensor, variance: Tensor, targets: Tensor, noise_std: T
     Example:
         >>> zero = torch.zeros(1, 1)
         >>> round(gaussian_bound(zero, zero + 0.5, zero, torch.ones(1)).item(), 4)   # −½ log 2π − ½ · 0.5
-        [-1.1689]
+        -1.1689
     """
-    terms = torch.distributions.Normal(mean, noise_std).log_prob(targets)
-    return (terms - 0.5 * variance / noise_std.square()).flatten(1).sum(1)
+    squares = (targets - mean).square() + variance
+    terms = -0.5 * squares / noise_std.square() - noise_std.log() - 0.5 * math.log(2 * math.pi)
+    return terms.flatten(1).sum(1)
 
 
 def categorical_bound(mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
@@ -101,7 +102,8 @@ def row_kl(
         precision: The prior's precision, of the mean's shape.
     """
     spread = precision * (variances + (mean - prior_mean).square())
-    return 0.5 * ((spread - 1 - precision.log()).sum() - logdets.sum())
+    proper = torch.where(precision > 0, precision, 1.0)  # a precision of 0 is a flat prior
+    return 0.5 * ((spread - 1 - proper.log()).sum() - logdets.sum())
 
 
 @singledispatch
@@ -157,7 +159,7 @@ class VBLL(Wrapper):
             `GaussianPrior`, or the precision δ of N(0, 1/δ).
         rank: Rank of the low-rank part of every output's covariance; 0 for a diagonal one, None for a dense
             one, whose size is outputs × features².
-        init_std: Initial standard deviation of the last layer's weights; 0.1/√features if None.
+        init_std: Initial standard deviation of the last layer's weights; 1/√features if None.
         layer: Name of the linear layer that gives the outputs; the last one of the network if None.
 
     Attributes:
@@ -198,10 +200,12 @@ class VBLL(Wrapper):
                 "means of the posterior"
             )
         if train_size < 1:
-            raise ValueError(f"train_size is {train_size}: expected the number of training examples")
+            raise ValueError(
+                f"train_size is {train_size}: expected the number of training examples"
+            )
         outputs, columns = last.out_features, last.in_features + (last.bias is not None)
         if init_std is None:
-            init_std = 0.1 / math.sqrt(last.in_features)
+            init_std = 1 / math.sqrt(last.in_features)
         if not (init_std > 0 and math.isfinite(init_std)):
             raise ValueError(f"init_std is {init_std:g}: expected a standard deviation above 0")
         prior = as_prior(prior)
@@ -260,7 +264,7 @@ class VBLL(Wrapper):
     def kl(self) -> Tensor:
         """Return KL(q ‖ prior) of the last layer, in nats."""
         weights = dict(zip(self._names(), self._last[0].parameters(recurse=False), strict=True))
-        moments = [self.prior.moments(n, w.detach()) for n, w in weights.items()]  # type: ignore[union-attr]
+        moments = [self.prior.moments(n, w.detach()) for n, w in weights.items()]
         means, precisions = (
             as_matrix(*(m[i].expand_as(w) for m, w in zip(moments, weights.values(), strict=True)))
             for i in (0, 1)
@@ -282,7 +286,7 @@ class VBLL(Wrapper):
 
     def regulariser(self) -> Tensor:
         """Return (KL(q ‖ p) − log p(θ)) / train_size."""
-        before = {name: self.model.get_parameter(name) for name in self._before}
+        before: Weights = {name: self.model.get_parameter(name) for name in self._before}
         penalty = self.prior.log_prob(before).to(self.log_std)
         return (self.kl() - penalty) / self.train_size
 
@@ -346,7 +350,7 @@ def _width(rank: int | None, outputs: int, columns: int, size: int) -> int:
         return columns
     if not 0 <= rank < columns:
         raise ValueError(
-            f"rank is {rank}: expected 0 for a diagonal covariance, a number below the {columns} weights of an "
-            "output, or None for a dense one"
+            f"rank is {rank}: expected 0 for a diagonal covariance, a number below the {columns} weights of "
+            "an output, or None for a dense one"
         )
     return rank

@@ -51,6 +51,7 @@ def train(
         typer.Option(help="Share of the training set to hold out and score.", show_default="0"),
     ] = None,
     augment: opt.Augment = None,
+    init: opt.Init = None,
     schedule: opt.ScheduleName = None,
     clip_norm: Annotated[
         float | None, typer.Option(help="Largest gradient norm.", show_default="no limit")
@@ -93,6 +94,7 @@ def train(
         "data": data, "model": model, "method": method, "epochs": epochs, "batch_size": batch_size,
         "samples": samples, "seed": seed, "validation": validation, "augment": augment,
         "schedule": schedule, "clip_norm": clip_norm, "amp": amp, "accumulate": accumulate,
+        "init": init,
     }  # fmt: skip
     settings = opt.settings_from(recipe, cpu, model_set, setting, flags)
     settings = {k: v for k, v in settings.items() if k not in ("methods", "rows")}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import copy
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,12 @@ from torchbayes.train.method import Plan
 from torchbayes.train.progress import NoProgress, Progress, RichProgress
 from torchbayes.train.registry import check_options, find_method
 from torchbayes.train.schedule import Schedule
+from torchbayes.train.start import Init, factory, start_of
 from torchbayes.train.tracking import Logger
 
 __all__ = ["Run", "fit"]
 
+_LOG = logging.getLogger("torchbayes")
 _AMP = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -65,6 +67,8 @@ def fit(
     epochs: int = 10,
     batch_size: int = 128,
     likelihood: Likelihood | Any | None = None,
+    init: Init | Sequence[Init] | None = None,
+    reset: str | Iterable[str] | None = None,
     validation: Any | None = None,
     transform: Callable[[Any, torch.Generator], Any] | None = None,
     schedule: str | Schedule = "constant",
@@ -88,7 +92,8 @@ def fit(
 
     Args:
         model: The network, or a function that makes one. An ensemble needs several random starts: a
-            function gives them, a network's layers are asked to `reset_parameters`.
+            function gives them, a network's layers are asked to `reset_parameters`, except those that are
+            frozen. To keep what a network has learned, pass it as `init` too.
         train_set: A pair of tensors (inputs, targets), a map-style torch data set, or one of
             torchbayes' loaders.
         method: A name of `torchbayes.METHODS`, such as `"map"` or `"ensemble"`.
@@ -96,6 +101,11 @@ def fit(
         batch_size: Examples per update (not used with a loader).
         likelihood: Meaning of the outputs; by default classes for integer targets, Gaussian noise of learned
             size for real ones.
+        init: Weights to start from: a state dict, a posterior (its mean), a network, or the path of a
+            safetensors file; they are copied. For an ensemble also a list of them, one for each member.
+        reset: What starts from new random weights in spite of `init`: names of weights or modules, or
+            patterns such as `"layer4.*"`. By default nothing, and for an ensemble with a single `init` the
+            last layer, so that its members differ. Frozen weights never do.
         validation: Inputs and targets, or a loader of them, to score after every epoch.
         transform: Applied to every batch of inputs, such as normalisation and augmentation.
         schedule: Learning-rate schedule.
@@ -133,6 +143,12 @@ def fit(
         made = model() if not isinstance(model, nn.Module) else model
         if device is not None:
             made = made.to(device)
+        start = start_of(init, reset, made, several=method_class.starts_apart)
+        new_model = factory(model, start)
+        if start is not None:
+            if isinstance(model, nn.Module):  # a function has just made random weights
+                start.redraw(made, new_model())
+            start.apply(made)
         rank, world = distributed.rank(), distributed.world_size()
         shard = (0, 1) if method_class.one_per_rank else (rank, world)
         loader = as_loader(train_set, batch_size, seed, transform, shard)
@@ -148,10 +164,11 @@ def fit(
             epochs=epochs,
             steps_per_epoch=len(loader),
             generator=torch.Generator(device_of(made)).manual_seed(seed + 7_919 * (rank + 1)),
-            new_model=_factory(model, made),
+            new_model=new_model,
             schedule=schedule,
             rank=rank,
             world_size=world,
+            start=start,
         )
         settings = {
             "method": method,
@@ -165,6 +182,7 @@ def fit(
             "amp": amp,
             "accumulate": accumulate,
             "options": {name: _plain(value) for name, value in options.items()},
+            **({} if start is None else start.settings()),
             **({} if config is None else config),
         }
         training = Training(
@@ -180,7 +198,11 @@ def fit(
         )
         if folder is not None:
             training.open(folder, settings, resume)
-        training.run(_progress(progress, rank))
+        shown = _progress(progress, rank)
+        if start is not None:
+            _LOG.info("%s %s", method, start)
+            shown.note(f"{method} {start}")
+        training.run(shown)
         posterior = training.method.posterior()
         if training.folder is not None and rank == 0:
             posterior.save(training.folder.posterior_file)
@@ -222,26 +244,3 @@ def _check_numbers(
         raise ValueError(f"clip_norm is {clip_norm:g}: expected a norm above 0")
     if amp is not None and amp not in _AMP:
         raise ValueError(f"amp is {amp!r}: expected bfloat16 or float16")
-
-
-def _factory(
-    model: nn.Module | Callable[[], nn.Module], made: nn.Module
-) -> Callable[[], nn.Module]:
-    if not isinstance(model, nn.Module):
-        return model
-
-    def fresh() -> nn.Module:
-        twin = copy.deepcopy(made)
-        for name, module in twin.named_modules():
-            reset = getattr(module, "reset_parameters", None)
-            own = list(module.parameters(recurse=False))
-            if callable(reset):
-                reset()
-            elif own:
-                raise ValueError(
-                    f"module {name!r} ({type(module).__name__}) has weights but no reset_parameters() to "
-                    "give them a new random start: pass fit a function that makes the network"
-                )
-        return twin
-
-    return fresh

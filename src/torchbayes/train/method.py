@@ -20,6 +20,7 @@ from torchbayes.core.batch import call
 from torchbayes.likelihood import Likelihood
 from torchbayes.posterior import Posterior
 from torchbayes.train.schedule import Schedule
+from torchbayes.train.start import Start
 
 __all__ = ["Method", "Plan", "arguments_of"]
 
@@ -38,10 +39,11 @@ class Plan:
         epochs: The epochs asked for.
         steps_per_epoch: The updates in an epoch.
         generator: The source of the method's own randomness; saved with the run.
-        new_model: Makes another network of the same kind with fresh random weights.
+        new_model: Makes another network of the same kind with fresh random weights, or from `start`.
         schedule: How the learning rate changes.
         rank: This process's number under torchrun, from 0.
         world_size: The number of processes.
+        start: The given weights that training starts from, if any; the model has them already.
     """
 
     train_size: int
@@ -52,6 +54,7 @@ class Plan:
     schedule: Schedule = field(default_factory=Schedule)
     rank: int = 0
     world_size: int = 1
+    start: Start | None = None
 
 
 def arguments_of(cls: type) -> dict[str, inspect.Parameter]:
@@ -82,6 +85,7 @@ class Method(ABC):
         algorithm: The class that it trains with.
         uses: Other classes that it makes with `build`.
         defaults: Defaults of its own in place of those of the classes.
+        starts_apart: Whether it trains members that must not start from the same weights.
         one_per_rank: Under torchrun, every process trains members of its own on all of the data instead
             of sharing each batch.
         module: What is called in training: the network itself, or a wrapper around it.
@@ -107,6 +111,7 @@ class Method(ABC):
     uses: ClassVar[tuple[type, ...]] = ()
     defaults: ClassVar[dict[str, Any]] = {}
     one_per_rank: ClassVar[bool] = False
+    starts_apart: ClassVar[bool] = False
 
     module: nn.Module
     optimizer: torch.optim.Optimizer

@@ -225,6 +225,11 @@ class HypernetMethod(Method):
         super().__init__(model, likelihood, plan, **options)
         if draws < 1:
             raise ValueError(f"draws is {draws}: expected at least 1")
+        if plan.start is not None:
+            raise ValueError(
+                "hypernet generates its weights and cannot start from given ones: leave out init, or use "
+                "another method"
+            )
         self.draws = draws
         self.module = self.build(Hypernet, model, generator=_shared(plan.generator))
         self._result: Generated | None = None

@@ -228,7 +228,12 @@ class VBLL(Wrapper):
                 normal_(factor, None).mul_(_FACTOR_STD / math.sqrt(width))
             self.factor = nn.Parameter(factor)
         norms = norm_parameters(model)
-        self._before = [n for n in trainable(model) if n not in norms and n not in self._names()]
+        split = {n: n.rpartition(".") for n in trainable(model)}
+        self._before = [
+            (name, model.get_submodule(path), leaf)
+            for name, (path, _, leaf) in split.items()
+            if name not in norms and name not in self._names()
+        ]
 
     def _names(self) -> list[str]:
         prefix = f"{self.layer}." if self.layer else ""
@@ -286,7 +291,7 @@ class VBLL(Wrapper):
 
     def regulariser(self) -> Tensor:
         """Return (KL(q ‖ p) − log p(θ)) / train_size."""
-        before: Weights = {name: self.model.get_parameter(name) for name in self._before}
+        before: Weights = {name: getattr(module, leaf) for name, module, leaf in self._before}
         penalty = self.prior.log_prob(before).to(self.log_std)
         return (self.kl() - penalty) / self.train_size
 

@@ -144,7 +144,7 @@ def fit(
         if device is not None:
             made = made.to(device)
         start = start_of(init, reset, made, several=method_class.starts_apart)
-        new_model = factory(model, start)
+        new_model = factory(model, made, start)
         if start is not None:
             if isinstance(model, nn.Module):  # a function has just made random weights
                 start.redraw(made, new_model())

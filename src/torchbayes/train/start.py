@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from torchbayes.core.last_layer import find_last_layer
 from torchbayes.core.storage import checksum
-from torchbayes.posterior import Posterior, Samples, Weights, load, snapshot
+from torchbayes.posterior import Point, Posterior, Samples, Weights, load, snapshot
 
 __all__ = ["Init", "Start", "factory", "start_of"]
 
@@ -53,8 +53,12 @@ class Start:
         kept = set(self.reset)
         for name, own in _tensors(model).items():
             found = _find(weights, name, model)
-            if name not in kept and found is not None:
+            if name in kept or found is None:
+                continue
+            if own.requires_grad:
                 own.copy_(found)
+            else:  # its memory may be another network's, which shares what it does not train
+                own.data = found.to(own, copy=True)
 
     @torch.no_grad()
     def redraw(self, model: nn.Module, fresh: nn.Module) -> None:
@@ -113,12 +117,17 @@ def start_of(
     read = [_read(one) for one in every]
     for weights, source in read:
         _check(weights, source, model, names)
+        for name, own in _tensors(
+            model
+        ).items():  # buffers are not left from one member to the next
+            if not isinstance(own, nn.Parameter) and name not in weights:
+                weights[name] = own.detach().clone()
     source = read[0][1] if len(read) == 1 else f"{len(read)} given networks"
     return Start([weights for weights, _ in read], names, source)
 
 
 def factory(
-    model: nn.Module | Callable[[], nn.Module], start: Start | None
+    model: nn.Module | Callable[[], nn.Module], made: nn.Module, start: Start | None
 ) -> Callable[[], nn.Module]:
     """Return a function that makes another network of the same kind: a random one, or from the start.
 
@@ -126,11 +135,12 @@ def factory(
 
     Args:
         model: What the user gave to `fit`.
+        made: The network that is trained.
         start: What training starts from, if not from random weights.
     """
 
     def fresh() -> nn.Module:
-        twin = model() if not isinstance(model, nn.Module) else _redrawn(model, start)
+        twin = model() if not isinstance(model, nn.Module) else _redrawn(made, start)
         if start is not None:
             start.apply(twin)
         return twin
@@ -138,10 +148,10 @@ def factory(
     return fresh
 
 
-def _redrawn(model: nn.Module, start: Start | None) -> nn.Module:
+def _redrawn(made: nn.Module, start: Start | None) -> nn.Module:
     """Return a copy of a network with new random weights, all that are not frozen or those of `reset`."""
-    twin = copy.deepcopy(model)
-    chosen = {n for n, p in model.named_parameters() if p.requires_grad}
+    twin = copy.deepcopy(made)
+    chosen = {n for n, p in made.named_parameters() if p.requires_grad}
     if start is not None:
         chosen &= set(start.reset)
     for name, module in twin.named_modules():
@@ -158,7 +168,7 @@ def _redrawn(model: nn.Module, start: Start | None) -> nn.Module:
                 "give them a new random start: pass fit a function that makes the network"
             )
     with torch.no_grad():
-        for (name, new), old in zip(twin.named_parameters(), model.parameters(), strict=True):
+        for (name, new), old in zip(twin.named_parameters(), made.parameters(), strict=True):
             if name not in chosen:
                 new.copy_(old)
     return twin
@@ -254,8 +264,9 @@ def _read_file(path: Path) -> tuple[Weights, str]:
             f"{path} holds {len(posterior)} networks, whose average is none of them: pass one, as in "
             "init=tb.load(path)[0], or all of them to method='ensemble', as in init=tb.load(path)"
         )
-    weights, source = _read(posterior)
-    return weights, f"{path.name}, {source.replace('the given', 'its')}"
+    if isinstance(posterior, (Point, Samples)):
+        return _read(posterior)[0], path.name
+    return posterior.mean(), f"the mean of the {type(posterior).__name__} in {path.name}"
 
 
 def _check(weights: Weights, source: str, model: nn.Module, reset: Sequence[str]) -> None:

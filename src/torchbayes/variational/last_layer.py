@@ -136,7 +136,7 @@ def _(likelihood: GaussianNoise, mean: Tensor, variance: Tensor, targets: Tensor
 
 
 @register(
-    "vbll", family="a Gaussian", posterior="RowGaussian",
+    "vbll", family="a Gaussian", posterior="RowGaussian", target="posterior",
     summary="a Gaussian over the last layer's weights, trained without sampling",
     paper="Harrison et al. 2024, Variational Bayesian Last Layers",
 )  # fmt: skip
@@ -159,7 +159,7 @@ class VBLL(Wrapper):
             `GaussianPrior`, or the precision δ of N(0, 1/δ).
         rank: Rank of the low-rank part of every output's covariance; 0 for a diagonal one, None for a dense
             one, whose size is outputs × features².
-        init_std: Initial standard deviation of the last layer's weights; 1/√features if None.
+        init_std: Initial standard deviation of the last layer's weights; 1/√features, at most 0.1, if None.
         layer: Name of the linear layer that gives the outputs; the last one of the network if None.
 
     Attributes:
@@ -205,7 +205,7 @@ class VBLL(Wrapper):
             )
         outputs, columns = last.out_features, last.in_features + (last.bias is not None)
         if init_std is None:
-            init_std = 1 / math.sqrt(last.in_features)
+            init_std = min(0.1, 1 / math.sqrt(last.in_features))
         if not (init_std > 0 and math.isfinite(init_std)):
             raise ValueError(f"init_std is {init_std:g}: expected a standard deviation above 0")
         prior = as_prior(prior)
@@ -239,9 +239,12 @@ class VBLL(Wrapper):
         prefix = f"{self.layer}." if self.layer else ""
         return [f"{prefix}{leaf}" for leaf, _ in self._last[0].named_parameters(recurse=False)]
 
-    def _scale(self) -> Tensor:
-        """Return diag(σ_k)⁻¹ B_k but for its identity, which a low rank has beside it: A_k."""
-        return self.factor.tril(-1) if self.rank is None else self.factor
+    def _root(self, std: Tensor) -> Tensor:
+        """Return B_k of a dense covariance, or its low-rank part diag(σ_k) A_k."""
+        if self.rank is None:
+            eye = torch.eye(std.shape[1], dtype=std.dtype, device=std.device)
+            return std.unsqueeze(2) * (eye + self.factor.tril(-1))
+        return std.unsqueeze(2) * self.factor
 
     def forward(self, *args: object, **kwargs: object) -> object:
         """Run the network with the mean weights."""
@@ -258,13 +261,14 @@ class VBLL(Wrapper):
             features, mean = features.to(self.log_std.dtype), mean.to(self.log_std.dtype)
             if self._last[0].bias is not None:
                 features = F.pad(features, (0, 1), value=1.0)
+            std = self.log_std.exp()
             if self.rank == 0:
-                return mean, features.square() @ self.log_std.mul(2).exp().t()
-            scaled = features.unsqueeze(-2) * self.log_std.exp()  # (…, outputs, columns)
-            spread = torch.einsum("...kd,kdr->...kr", scaled, self._scale())
-            if self.rank is None:  # Bᵀφ: the identity is part of the triangle
-                return mean, (scaled + spread).square().sum(-1)
-            return mean, scaled.square().sum(-1) + spread.square().sum(-1)
+                return mean, features.square() @ std.square().t()
+            spread = torch.tensordot(features, self._root(std), dims=([-1], [1]))
+            variance = spread.square().sum(-1)
+            if self.rank:
+                variance = variance + features.square() @ std.square().t()
+            return mean, variance
 
     def kl(self) -> Tensor:
         """Return KL(q ‖ prior) of the last layer, in nats."""
@@ -274,13 +278,12 @@ class VBLL(Wrapper):
             as_matrix(*(m[i].expand_as(w) for m, w in zip(moments, weights.values(), strict=True)))
             for i in (0, 1)
         )
-        squares, logdets = self.log_std.mul(2).exp(), self.log_std.sum(1) * 2
-        if self.rank != 0:
-            factor = self._scale()
-            squares = squares * (1 + factor.square().sum(2))
-            if self.rank is not None:
-                eye = torch.eye(self.rank, dtype=factor.dtype, device=factor.device)
-                logdets = logdets + torch.logdet(eye + factor.mT @ factor)
+        std, logdets = self.log_std.exp(), self.log_std.sum(1) * 2
+        squares = std.square() if self.rank == 0 else self._root(std).square().sum(2)
+        if self.rank:  # det(D² + DAAᵀD) = det(D)² det(I + AᵀA)
+            squares = squares + std.square()
+            eye = torch.eye(self.rank, dtype=std.dtype, device=std.device)
+            logdets = logdets + torch.logdet(eye + self.factor.mT @ self.factor)
         return row_kl(as_matrix(*weights.values()), squares, logdets, means, precisions)
 
     def bound(self, inputs: Inputs, targets: Tensor) -> Tensor:
@@ -297,7 +300,7 @@ class VBLL(Wrapper):
 
     def loss(self, inputs: Inputs, targets: Tensor) -> Tensor:
         """Return −`bound(inputs, targets)` + `regulariser()`: what to minimise, per example."""
-        return self.regulariser() - self.bound(inputs, targets)
+        return -self.bound(inputs, targets) + self.regulariser()
 
     @torch.no_grad()
     def predictive(
@@ -325,14 +328,9 @@ class VBLL(Wrapper):
         """Return a copy of the current posterior; all other weights are deterministic in it."""
         names, std = self._names(), self.log_std.exp()
         biases = dict([names]) if len(names) == 2 else {}
+        factors = {} if self.rank == 0 else {names[0]: self._root(std)}
         parts = (std[:, : self._last[0].in_features], std[:, -1])
-        stds, factors = dict(zip(names, parts, strict=False)), {}
-        if self.rank != 0:
-            factor = self._scale()
-            if self.rank is None:
-                stds = {}
-                factor = factor + torch.eye(std.shape[1], dtype=std.dtype, device=std.device)
-            factors = {names[0]: std.unsqueeze(2) * factor}
+        stds = {} if self.rank is None else dict(zip(names, parts, strict=False))
         return RowGaussian(
             snapshot(self.model), factors, biases, stds, model_name=type(self.model).__name__
         )

@@ -12,7 +12,7 @@ import torchbayes as tb
 from torchbayes.posterior import RowGaussian
 from torchbayes.variational.last_layer import categorical_bound, gaussian_bound
 
-RANKS = pytest.mark.parametrize("rank", [None, 0, 2])
+RANKS = pytest.mark.parametrize("rank", [7, 0, 2])
 
 
 def network(outputs: int = 3) -> nn.Sequential:
@@ -20,7 +20,7 @@ def network(outputs: int = 3) -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, outputs)).double()
 
 
-def trained(rank: int | None, likelihood: tb.Likelihood, outputs: int = 3) -> tb.VBLL:
+def trained(rank: int, likelihood: tb.Likelihood, outputs: int = 3) -> tb.VBLL:
     """A last layer whose covariance is nothing special."""
     net = tb.VBLL(network(outputs), likelihood.double(), train_size=50, rank=rank)
     generator = torch.Generator().manual_seed(1)
@@ -36,7 +36,7 @@ def covariances(net: tb.VBLL) -> np.ndarray:
     found = []
     for k, sigma in enumerate(std):
         root = np.diag(sigma)
-        if net.rank is None:
+        if net.dense:
             root = root @ (np.eye(len(sigma)) + np.tril(net.factor.detach().numpy()[k], -1))
         elif net.rank:
             root = root @ np.hstack([np.eye(len(sigma)), net.factor.detach().numpy()[k]])
@@ -54,7 +54,7 @@ def inputs(count: int = 5) -> Tensor:
 
 
 @RANKS
-def test_moments_are_those_of_the_gaussian_weights(rank: int | None) -> None:
+def test_moments_are_those_of_the_gaussian_weights(rank: int) -> None:
     net, x = trained(rank, tb.Categorical()), inputs()
     mean, variance = net.moments(x)
     phi = features(net, x)
@@ -64,7 +64,7 @@ def test_moments_are_those_of_the_gaussian_weights(rank: int | None) -> None:
 
 
 @RANKS
-def test_kl_is_the_one_between_full_gaussians(rank: int | None) -> None:
+def test_kl_is_the_one_between_full_gaussians(rank: int) -> None:
     net = trained(rank, tb.Categorical())
     net.prior = tb.GaussianPrior(precision=3.0)
     last = net.model[2]  # type: ignore[index]
@@ -83,7 +83,7 @@ def test_kl_is_the_one_between_full_gaussians(rank: int | None) -> None:
 
 
 @RANKS
-def test_posterior_has_the_same_gaussian(rank: int | None) -> None:
+def test_posterior_has_the_same_gaussian(rank: int) -> None:
     """Draws of the posterior have the covariance of every output; outputs are independent."""
     net = trained(rank, tb.Categorical())
     q, generator = net.posterior(), torch.Generator().manual_seed(3)
@@ -141,13 +141,12 @@ def test_class_bound_is_below_the_expected_log_likelihood_and_tight_without_spre
 
 
 def test_loss_is_in_the_one_scale() -> None:
-    net, x = trained(None, tb.GaussianNoise(0.5), outputs=1), inputs()
+    net, x = trained(7, tb.GaussianNoise(0.5), outputs=1), inputs()
     y = torch.ones(5, 1, dtype=torch.float64)
     mean, variance = net.moments(x)
     nll = 0.5 * np.log(2 * np.pi * 0.25) + ((y - mean) ** 2 + variance) / 0.5
     before = torch.cat([p.flatten() for p in net.model[0].parameters()])  # type: ignore[index]
-    log_prior = torch.distributions.Normal(0.0, 1.0).log_prob(before).sum()
-    expected = nll.mean() + (net.kl() - log_prior) / 50
+    expected = nll.mean() + (net.kl() + before.square().sum() / 2) / 50
     torch.testing.assert_close(net.loss(x, y), expected, rtol=1e-7, atol=0)
     torch.testing.assert_close(net.loss(x, y.squeeze(1)), expected, rtol=1e-7, atol=0)
 
@@ -182,7 +181,7 @@ def test_on_frozen_features_it_converges_to_the_exact_posterior() -> None:
 
 
 @RANKS
-def test_closed_form_prediction_agrees_with_draws_of_the_weights(rank: int | None) -> None:
+def test_closed_form_prediction_agrees_with_draws_of_the_weights(rank: int) -> None:
     net, x = trained(rank, tb.GaussianNoise(0.5), outputs=2), inputs()
     exact = net.predictive(x)
     drawn = tb.predictive(
@@ -201,7 +200,7 @@ def test_closed_form_prediction_agrees_with_draws_of_the_weights(rank: int | Non
 
 
 def test_class_probabilities_agree_with_draws_of_the_weights() -> None:
-    net, x = trained(None, tb.Categorical()), inputs()
+    net, x = trained(7, tb.Categorical()), inputs()
     one = net.predictive(x, 20_000, torch.Generator().manual_seed(7)).probs
     two = tb.predictive(
         net, net.posterior(), x, 4000, generator=torch.Generator().manual_seed(8)
@@ -248,6 +247,13 @@ def test_finds_and_names_the_last_layer() -> None:
     assert plain.layer == ""
 
 
+def test_a_large_covariance_has_a_low_rank_by_default() -> None:
+    small, large = tb.VBLL(network(), train_size=5), tb.VBLL(nn.Linear(512, 1000), train_size=5)
+    assert (small.dense, small.rank) == (True, 7)
+    assert (large.dense, large.rank) == (False, 10)
+    large.loss(torch.randn(2, 512), torch.tensor([0, 1])).backward()
+
+
 def test_refuses_what_it_cannot_take() -> None:
     tied = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
     tied[1].weight = tied[0].weight
@@ -260,10 +266,10 @@ def test_refuses_what_it_cannot_take() -> None:
         (nn.Linear(4, 3), {"layer": "fc"}, "has no module called 'fc'"),
         (network(), {"layer": "1"}, "has a Tanh, not an nn.Linear, called '1'"),
         (network(), {"prior": 0.0}, "prior is 0"),
-        (network(), {"rank": 7}, "rank is 7: expected 0 for a diagonal"),
+        (network(), {"rank": -1}, "rank is -1: expected 0 for a diagonal"),
         (network(), {"init_std": 0.0}, "init_std is 0"),
         (network(), {"train_size": 0}, "train_size is 0"),
-        (nn.Linear(4096, 1000), {}, "67.1 GB: give rank=10"),
+        (nn.Linear(4096, 1000), {"rank": 4097}, "67.1 GB: give rank=10"),
     ]
     for model, options, message in cases:
         with pytest.raises(ValueError, match=message):

@@ -52,7 +52,7 @@ class RichProgress(Progress):
 
     def note(self, line: str) -> None:
         """Print the line above the bar."""
-        Console(stderr=True).print(line, markup=False, highlight=False)
+        Console(stderr=True).print(line, markup=False, highlight=False, soft_wrap=True)
 
     def start(self, name: str, total: int, done: int) -> None:
         """Draw the bar."""

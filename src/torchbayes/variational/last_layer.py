@@ -37,7 +37,7 @@ from torchbayes.core.last_layer import find_last_layer, with_features
 from torchbayes.core.noise import normal_
 from torchbayes.core.parameters import norm_parameters, trainable
 from torchbayes.likelihood import Categorical, GaussianNoise, Likelihood
-from torchbayes.posterior import RowGaussian, Weights, Wrapper, snapshot
+from torchbayes.posterior import RowGaussian, Wrapper, snapshot
 from torchbayes.posterior.kronecker import as_matrix
 from torchbayes.predict.closed_form import GaussianPredictive
 from torchbayes.predict.results import Predictive, like_predictions
@@ -45,8 +45,10 @@ from torchbayes.prior import GaussianPrior, Prior, as_prior
 
 __all__ = ["VBLL", "categorical_bound", "gaussian_bound", "row_kl"]
 
-# A dense covariance of the last layer is refused above this size; Adam keeps three more tensors of it.
-_MAX_BYTES = 2**30
+# Above so many numbers a dense covariance costs more than the rest of a small network, so that it is no
+# default; above so many bytes it is refused, because Adam keeps three more tensors of its size.
+_DENSE_NUMBERS, _MAX_BYTES = 100_000, 2**30
+_RANK = 10
 # A low-rank part that started at 0 would stay there: its gradient is 0.
 _FACTOR_STD = 0.1
 
@@ -157,13 +159,16 @@ class VBLL(Wrapper):
         train_size: Number of training examples.
         prior: Gaussian prior of all weights, those before the last layer too (norm layers have none): a
             `GaussianPrior`, or the precision δ of N(0, 1/δ).
-        rank: Rank of the low-rank part of every output's covariance; 0 for a diagonal one, None for a dense
-            one, whose size is outputs × features².
+        rank: Rank of the low-rank part of every output's covariance: 0 for a diagonal one, the number of an
+            output's weights or more for a dense one. If None dense where that takes at most 100,000 numbers
+            (outputs × features²), and otherwise 10.
         init_std: Initial standard deviation of the last layer's weights; 1/√features, at most 0.1, if None.
         layer: Name of the linear layer that gives the outputs; the last one of the network if None.
 
     Attributes:
         layer: Name of the last layer.
+        rank: The rank in use.
+        dense: Whether the covariances are dense.
 
     Raises:
         ValueError: If there is no such layer, its weights are tied or frozen, or an argument is not as
@@ -216,16 +221,17 @@ class VBLL(Wrapper):
             )
         if prior.scalar == 0:
             raise ValueError("prior is 0: without a prior the spread of the weights has no bound")
-        width = _width(rank, outputs, columns, last.weight.element_size())
+        self.rank = _rank(rank, outputs, columns, last.weight.element_size())
+        self.dense = self.rank == columns
         super().__init__(model)
         self.likelihood = Categorical() if likelihood is None else likelihood
-        self.train_size, self.prior, self.rank = train_size, prior, rank
+        self.train_size, self.prior = train_size, prior
         self._last = [last]  # in a list, so that it is not a second submodule
         self.log_std = nn.Parameter(last.weight.new_full((outputs, columns), math.log(init_std)))
-        if width:
-            factor = last.weight.new_zeros(outputs, columns, width)
-            if rank is not None:
-                normal_(factor, None).mul_(_FACTOR_STD / math.sqrt(width))
+        if self.rank:
+            factor = last.weight.new_zeros(outputs, columns, self.rank)
+            if not self.dense:
+                normal_(factor, None).mul_(_FACTOR_STD / math.sqrt(self.rank))
             self.factor = nn.Parameter(factor)
         norms = norm_parameters(model)
         split = {n: n.rpartition(".") for n in trainable(model)}
@@ -239,12 +245,15 @@ class VBLL(Wrapper):
         prefix = f"{self.layer}." if self.layer else ""
         return [f"{prefix}{leaf}" for leaf, _ in self._last[0].named_parameters(recurse=False)]
 
-    def _root(self, std: Tensor) -> Tensor:
-        """Return B_k of a dense covariance, or its low-rank part diag(σ_k) A_k."""
-        if self.rank is None:
-            eye = torch.eye(std.shape[1], dtype=std.dtype, device=std.device)
-            return std.unsqueeze(2) * (eye + self.factor.tril(-1))
-        return std.unsqueeze(2) * self.factor
+    def _roots(self) -> tuple[Tensor, Tensor | None]:
+        """Return σ and, unless the covariance is diagonal, B_k or its low-rank part diag(σ_k) A_k."""
+        std = self.log_std.exp()
+        if not self.rank:
+            return std, None
+        if not self.dense:
+            return std, std.unsqueeze(2) * self.factor
+        eye = torch.eye(self.rank, dtype=std.dtype, device=std.device)
+        return std, std.unsqueeze(2) * (eye + self.factor.tril(-1))
 
     def forward(self, *args: object, **kwargs: object) -> object:
         """Run the network with the mean weights."""
@@ -256,51 +265,59 @@ class VBLL(Wrapper):
         Args:
             inputs: A batch of the network's inputs.
         """
+        return self._moments(inputs, *self._roots())
+
+    def _moments(self, inputs: Inputs, std: Tensor, root: Tensor | None) -> tuple[Tensor, Tensor]:
         features, mean = with_features(self.model, self.layer, self._last[0], inputs)
         with no_autocast(mean.device):
-            features, mean = features.to(self.log_std.dtype), mean.to(self.log_std.dtype)
+            features, mean = features.to(std.dtype), mean.to(std.dtype)
             if self._last[0].bias is not None:
                 features = F.pad(features, (0, 1), value=1.0)
-            std = self.log_std.exp()
-            if self.rank == 0:
-                return mean, features.square() @ std.square().t()
-            spread = torch.tensordot(features, self._root(std), dims=([-1], [1]))
-            variance = spread.square().sum(-1)
-            if self.rank:
-                variance = variance + features.square() @ std.square().t()
-            return mean, variance
+            parts = [] if self.dense else [features.square() @ std.square().t()]
+            if root is not None:
+                parts.append(torch.tensordot(features, root, dims=([-1], [1])).square().sum(-1))
+            return mean, parts[0] if len(parts) == 1 else parts[0] + parts[1]
 
     def kl(self) -> Tensor:
         """Return KL(q ‖ prior) of the last layer, in nats."""
+        return self._kl(*self._roots())
+
+    def _kl(self, std: Tensor, root: Tensor | None) -> Tensor:
         weights = dict(zip(self._names(), self._last[0].parameters(recurse=False), strict=True))
         moments = [self.prior.moments(n, w.detach()) for n, w in weights.items()]
         means, precisions = (
             as_matrix(*(m[i].expand_as(w) for m, w in zip(moments, weights.values(), strict=True)))
             for i in (0, 1)
         )
-        std, logdets = self.log_std.exp(), self.log_std.sum(1) * 2
-        squares = std.square() if self.rank == 0 else self._root(std).square().sum(2)
-        if self.rank:  # det(D² + DAAᵀD) = det(D)² det(I + AᵀA)
-            squares = squares + std.square()
+        variances, logdets = std.square(), self.log_std.sum(1) * 2
+        if root is not None:
+            low_rank = root.square().sum(2)
+            variances = low_rank if self.dense else variances + low_rank
+        if root is not None and not self.dense:  # det(D² + DAAᵀD) = det(D)² det(I + AᵀA)
             eye = torch.eye(self.rank, dtype=std.dtype, device=std.device)
             logdets = logdets + torch.logdet(eye + self.factor.mT @ self.factor)
-        return row_kl(as_matrix(*weights.values()), squares, logdets, means, precisions)
+        return row_kl(as_matrix(*weights.values()), variances, logdets, means, precisions)
 
-    def bound(self, inputs: Inputs, targets: Tensor) -> Tensor:
-        """Return the batch's mean lower bound on E_q[log p(y ∣ x, W)], in nats per example."""
-        mean, variance = self.moments(inputs)
+    def terms(self, inputs: Inputs, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the loss in two parts: −(mean bound) of a batch, and (KL(q ‖ p) − log p(θ)) / train_size.
+
+        Both are in nats per training example; the constant of log p(θ) is left out.
+        """
+        std, root = self._roots()
+        mean, variance = self._moments(inputs, std, root)
         with no_autocast(mean.device):
-            return _bound(self.likelihood, mean, variance, targets).mean()
-
-    def regulariser(self) -> Tensor:
-        """Return (KL(q ‖ p) − log p(θ)) / train_size."""
-        before: Weights = {name: getattr(module, leaf) for name, module, leaf in self._before}
-        penalty = self.prior.log_prob(before).to(self.log_std)
-        return (self.kl() - penalty) / self.train_size
+            nll = -_bound(self.likelihood, mean, variance, targets).mean()
+            total = self._kl(std, root)
+        for name, module, leaf in self._before:
+            weight = getattr(module, leaf)
+            centre, precision = self.prior.moments(name, weight)
+            total = total + 0.5 * (precision * (weight - centre).square()).sum()
+        return nll, total / self.train_size
 
     def loss(self, inputs: Inputs, targets: Tensor) -> Tensor:
-        """Return −`bound(inputs, targets)` + `regulariser()`: what to minimise, per example."""
-        return -self.bound(inputs, targets) + self.regulariser()
+        """Return what to minimise, per example: the sum of the two `terms`."""
+        nll, regulariser = self.terms(inputs, targets)
+        return nll + regulariser
 
     @torch.no_grad()
     def predictive(
@@ -326,34 +343,33 @@ class VBLL(Wrapper):
     @torch.no_grad()
     def posterior(self) -> RowGaussian:
         """Return a copy of the current posterior; all other weights are deterministic in it."""
-        names, std = self._names(), self.log_std.exp()
+        names, (std, root) = self._names(), self._roots()
         biases = dict([names]) if len(names) == 2 else {}
-        factors = {} if self.rank == 0 else {names[0]: self._root(std)}
+        factors = {} if root is None else {names[0]: root}
         parts = (std[:, : self._last[0].in_features], std[:, -1])
-        stds = {} if self.rank is None else dict(zip(names, parts, strict=False))
+        stds = {} if self.dense else dict(zip(names, parts, strict=False))
         return RowGaussian(
             snapshot(self.model), factors, biases, stds, model_name=type(self.model).__name__
         )
 
     def extra_repr(self) -> str:
         """Summarise the last layer."""
-        kind = {None: "dense", 0: "diagonal"}.get(self.rank, f"rank {self.rank}")
+        kind = "dense" if self.dense else f"rank {self.rank}" if self.rank else "diagonal"
         return f"layer {self.layer!r}, {kind} covariance of every output"
 
 
-def _width(rank: int | None, outputs: int, columns: int, size: int) -> int:
-    """Return the columns of every output's factor, or raise if they are too many."""
+def _rank(rank: int | None, outputs: int, columns: int, size: int) -> int:
+    """Return the rank in use; as many as `columns` mean a dense covariance."""
+    numbers = outputs * columns**2
     if rank is None:
-        needed = outputs * columns**2 * size
-        if needed > _MAX_BYTES:
-            raise ValueError(
-                f"a dense covariance for each of {outputs:,} outputs of {columns:,} weights has "
-                f"{needed / 1e9:.1f} GB: give rank=10, or rank=0 for a diagonal one"
-            )
-        return columns
-    if not 0 <= rank < columns:
+        rank = columns if numbers <= _DENSE_NUMBERS else min(_RANK, columns)
+    if rank < 0:
         raise ValueError(
-            f"rank is {rank}: expected 0 for a diagonal covariance, a number below the {columns} weights of "
-            "an output, or None for a dense one"
+            f"rank is {rank}: expected 0 for a diagonal covariance, or the rank of what is added to it"
         )
-    return rank
+    if rank >= columns and numbers * size > _MAX_BYTES:
+        raise ValueError(
+            f"a dense covariance for each of {outputs:,} outputs of {columns:,} weights has "
+            f"{numbers * size / 1e9:.1f} GB: give rank=10, or rank=0 for a diagonal one"
+        )
+    return min(rank, columns)

@@ -11,8 +11,8 @@ The data are in the folders of Gal's repository, each with data.txt, index_featu
 index_train_0.txt, index_test_0.txt and so on.
 
 Run: OMP_NUM_THREADS=1 python benchmarks/uci_last_layer.py FOLDER
-     (writes results/uci-last-layer.json in six minutes on an idle core; FOLDER is $TORCHBAYES_DATA/uci if not given; a
-     stopped run continues)
+     (writes results/uci-last-layer.json, in six minutes on an idle core; FOLDER is $TORCHBAYES_DATA/uci if it
+     is not given; a stopped run continues)
 """
 
 from __future__ import annotations

@@ -225,6 +225,9 @@ def test_it_says_what_it_did(
     line = "ensemble starts from the weights of the given Sequential; new random weights: 2.weight, 2.bias"
     assert line in caplog.messages
     assert line in " ".join(capsys.readouterr().err.split())
+    with caplog.at_level(logging.INFO, "torchbayes"):
+        tb.fit(small_net(), blobs(), "ensemble", members=1, **STILL)
+    assert "not those of the given network" in caplog.messages[-1]
 
 
 def test_what_does_not_fit_is_refused_in_one_sentence(trained: nn.Module, tmp_path: Path) -> None:

@@ -199,9 +199,12 @@ def fit(
         if folder is not None:
             training.open(folder, settings, resume)
         shown = _progress(progress, rank)
-        if start is not None:
-            _LOG.info("%s %s", method, start)
-            shown.note(f"{method} {start}")
+        said = None if start is None else str(start)
+        if start is None and method_class.starts_apart and isinstance(model, nn.Module):
+            said = "starts from new random weights, not those of the given network: to keep them, pass init"
+        if said is not None:
+            _LOG.info("%s %s", method, said)
+            shown.note(f"{method} {said}")
         training.run(shown)
         posterior = training.method.posterior()
         if training.folder is not None and rank == 0:

@@ -26,7 +26,8 @@ ALLOWED: dict[str, set[str]] = {
     "curvature": CORE | {"curvature"},
     "optim": CORE | {"optim", "curvature"},
     "average": CORE | {"average", "predict", "variational"},
-    "variational": CORE | {"variational"},
+    # A closed-form bound is one of a likelihood, and its prediction needs no draws.
+    "variational": CORE | {"likelihood", "predict", "variational"},
     "likelihood": {"likelihood", "predict"},
     # metrics are pure functions of tensors: a prediction's density and quantiles are theirs.
     "predict": CORE | {"likelihood", "metrics", "predict"},

@@ -77,6 +77,8 @@ if TYPE_CHECKING:
     from torchbayes.train.schedule import Schedule as Schedule
     from torchbayes.train.tracking import TensorBoard as TensorBoard
     from torchbayes.variational import (
+        VBLL as VBLL,
+        ExactLastLayer as ExactLastLayer,
         Hypernet as Hypernet,
         MCDropout as MCDropout,
         MeanField as MeanField,
@@ -113,7 +115,9 @@ else:
         "train.registry": "METHODS",
         "train.schedule": "Schedule",
         "train.tracking": "TensorBoard",
-        "variational": "Hypernet MCDropout MeanField flipout local_reparameterisation shared_draw",
+        "variational": (
+            "ExactLastLayer Hypernet MCDropout MeanField VBLL flipout local_reparameterisation shared_draw"
+        ),
     }
     _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 

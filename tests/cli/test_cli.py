@@ -70,6 +70,26 @@ def test_train_writes_a_run_folder_and_scores(run, tmp_path: Path) -> None:
     assert names <= {f.name for f in (tmp_path / "r").iterdir()}
 
 
+def test_a_run_starts_from_the_weights_of_another(run, trained: Path, tmp_path: Path) -> None:
+    start = ["--init", trained / "posterior.safetensors", "--setting", "examples=200"]
+    words = ["train", "--model", "mlp", "--model-set", "hidden=[64]", "--epochs", "1"]
+    code, out, err = run(*words, *start, "--method", "swag", "--out", tmp_path / "r", "--json")
+    assert code == 0
+    before = json.loads((trained / "scores.json").read_text())["accuracy"]
+    assert json.loads(out)["accuracy"] > before - 0.02
+    assert "swag starts from posterior.safetensors swag" in " ".join(err.split())
+    config = (tmp_path / "r" / "config.toml").read_text()
+    assert "init = " in config
+    assert "init_checksum = " in config
+    words[4] = "hidden=[32]"
+    code, _, err = run(*words, *start, "--out", tmp_path / "other")
+    assert code == 2
+    assert "(64, 64) in init (posterior.safetensors) but (32, 64) in" in sentence(err)
+    code, _, err = run(*words, "--init", tmp_path / "no.safetensors", "--out", tmp_path / "none")
+    assert code == 2
+    assert "no.safetensors', and there is no such file" in sentence(err)
+
+
 def test_compare_writes_results_and_a_page(run, tmp_path: Path) -> None:
     code, out, err = run(
         "compare", "--data", "digits", "--methods", "map,dropout,ensemble", "--epochs", "3",

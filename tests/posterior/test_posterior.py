@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import torchbayes as tb
 from torchbayes.core import storage
-from torchbayes.posterior import DropoutPosterior, Posterior
+from torchbayes.posterior import DropoutPosterior, Posterior, RowGaussian
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -448,11 +448,12 @@ def posteriors() -> list[Posterior]:
             {"float": torch.rand(3, 3)},
             std={"double": std["double"]},
         ),
+        RowGaussian(mean, {"float": torch.rand(2, 3, 3)}, std={"double": std["double"]}),
         DropoutPosterior(mean, 0.2, ["0", "body.fc"], model_name="Net"),
     ]
 
 
-@pytest.mark.parametrize("index", range(9))
+@pytest.mark.parametrize("index", range(10))
 def test_every_kind_comes_back_as_it_was(index: int, tmp_path: Path) -> None:
     posterior = posteriors()[index]
     path = tmp_path / "runs" / "posterior.safetensors"

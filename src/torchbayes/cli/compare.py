@@ -52,6 +52,7 @@ def compare(
     samples: opt.Samples = None,
     seeds: Annotated[int, typer.Option(help="Runs of every method, with different seeds.")] = 1,
     augment: opt.Augment = None,
+    init: opt.Init = None,
     schedule: opt.ScheduleName = None,
     set_: Annotated[
         list[str] | None,
@@ -94,7 +95,7 @@ def compare(
     recipe = find_recipe("demo/digits") if demo else recipe
     flags = {
         "data": data, "model": model, "epochs": epochs, "batch_size": batch_size,
-        "samples": samples, "augment": augment, "schedule": schedule,
+        "samples": samples, "augment": augment, "init": init, "schedule": schedule,
     }  # fmt: skip
     columns = {
         "target": target, "task": task, "drop": drop, "split": split, "test_share": test_share,

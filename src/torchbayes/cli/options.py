@@ -17,7 +17,7 @@ import typer
 from typer.core import TyperCommand
 
 __all__ = [
-    "Augment", "BatchSize", "Cpu", "Data", "DataDir", "Drop", "Epochs", "Json", "Model", "ModelSet",
+    "Augment", "BatchSize", "Cpu", "Data", "DataDir", "Drop", "Epochs", "Init", "Json", "Model", "ModelSet",
     "Recipe", "RunFolder", "RunSamples", "Samples", "ScheduleName", "Seed", "Set", "Settings",
     "TableSplit", "Target", "Task", "TestShare", "TrainingCommand", "method_pairs", "numbers",
     "settings_from",
@@ -121,6 +121,15 @@ Settings = Annotated[
         "--setting",
         help="Any other setting that a recipe can have, such as --setting clip_norm=1 or --setting "
         "milestones=[80,120]; repeatable.",
+    ),
+]
+Init = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help="Start from the weights in a safetensors file: a state dict, or the mean of a run's posterior. "
+        "A new layer starts from random weights with --setting 'reset=[\"NAME\"]'.",
+        show_default="random weights",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for scripts to read.")]

@@ -56,6 +56,7 @@ def train(
         typer.Option(help="Share of the training set to hold out and score.", show_default="0"),
     ] = None,
     augment: opt.Augment = None,
+    init: opt.Init = None,
     schedule: opt.ScheduleName = None,
     clip_norm: Annotated[
         float | None, typer.Option(help="Largest gradient norm.", show_default="no limit")
@@ -98,6 +99,7 @@ def train(
         "data": data, "model": model, "method": method, "epochs": epochs, "batch_size": batch_size,
         "samples": samples, "seed": seed, "validation": validation, "augment": augment,
         "schedule": schedule, "clip_norm": clip_norm, "amp": amp, "accumulate": accumulate,
+        "init": init,
     }  # fmt: skip
     columns = {
         "target": target, "task": task, "drop": drop, "split": split, "test_share": test_share,

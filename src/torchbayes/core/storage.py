@@ -21,6 +21,7 @@ from torchbayes._version import __version__
 __all__ = [
     "PosteriorFileError",
     "atomic_path",
+    "checksum",
     "read_tensors",
     "write_json",
     "write_tensors",
@@ -74,7 +75,7 @@ def write_json(path: str | Path, content: Any) -> None:
     write_text(path, json.dumps(content, indent=2) + "\n")
 
 
-def _checksum(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> int:
+def checksum(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> int:
     """Return a CRC of all that a reader relies on: the header, and every tensor's name, type and content."""
     described = {key: value for key, value in header.items() if key != "crc32"}
     crc = zlib.crc32(json.dumps(described, sort_keys=True).encode())
@@ -107,7 +108,7 @@ def write_tensors(
         # Also the order of the tensors, which safetensors does not keep.
         "shapes": {name: list(tensor.shape) for name, tensor in plain.items()},
     }  # fmt: skip
-    header["crc32"] = _checksum(header, plain)
+    header["crc32"] = checksum(header, plain)
     with atomic_path(path) as temporary:
         save_file(plain, str(temporary), metadata={"torchbayes": json.dumps(header)})
 
@@ -140,7 +141,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             f"torchbayes reads up to {_VERSION}: upgrade torchbayes"
         )
     shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
-    if header.get("shapes") != shapes or header.get("crc32") != _checksum(header, tensors):
+    if header.get("shapes") != shapes or header.get("crc32") != checksum(header, tensors):
         raise PosteriorFileError(
             f"{path} is damaged: its tensors are not the ones its header describes; copy or train it again"
         )

@@ -66,6 +66,8 @@ class Experiment:
         noise: Gaussian noise of a regression's targets: learned (one level), fixed, or predicted by the
             network for every input.
         noise_std: Standard deviation of fixed noise, or the initial value of learned noise.
+        init: Safetensors file of weights to start from; empty for random ones.
+        reset: Weights or modules that start from new random weights in spite of `init`.
         model_options: Options of the network.
         table: For a table: its target, task, drop, split and test_share, as for `load_data`; with `split`
             "seed" every seed has test rows of its own.
@@ -88,6 +90,8 @@ class Experiment:
     accumulate: int = 1
     noise: str = "learned"
     noise_std: float = 1.0
+    init: str = ""
+    reset: tuple[str, ...] = ()
     model_options: dict[str, Any] = field(default_factory=dict)
     table: dict[str, Any] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
@@ -128,7 +132,8 @@ class Experiment:
         flat: dict[str, Any] = {}
         for name, value in dataclasses.asdict(self).items():
             flat |= self.schedule.settings() if name == "schedule" else {name: value}
-        return flat
+        # A run from random weights does not mention them, so that one of an older version can be resumed.
+        return {name: value for name, value in flat.items() if value or name not in _START}
 
     def check(self) -> Experiment:
         """Return the experiment, or raise a `ValueError` for an invalid name or number."""
@@ -148,6 +153,11 @@ class Experiment:
             )
         if self.noise not in _NOISES:
             raise ValueError(f"noise is {self.noise!r}: expected {' or '.join(_NOISES)}")
+        if self.reset and not self.init:
+            raise ValueError(
+                f"reset is {list(self.reset)}, but all weights start at random: give the file that the others"
+                " start from with --init"
+            )
         self._noise()
         check_keys(self.table, _TABLE_OPTIONS, "[table]")
         for name, value in self.table.items():
@@ -223,7 +233,9 @@ class Experiment:
         return data.divided(order[: self.examples])
 
 
-SETTINGS: Mapping[str, Any] = Experiment().settings()
+_START: Mapping[str, Any] = {"init": "", "reset": ()}
+
+SETTINGS: Mapping[str, Any] = {**Experiment().settings(), **_START}
 """All settings of a recipe or a config.toml, with their defaults."""
 
 _SCHEDULE_KEYS = Schedule().settings().keys()

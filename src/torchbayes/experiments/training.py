@@ -69,6 +69,7 @@ def train_experiment(
                 run = fit(
                     make, loader, experiment.method, epochs=experiment.epochs,
                     likelihood=experiment.likelihood(data), validation=held_out,
+                    init=experiment.init or None, reset=experiment.reset or None,
                     schedule=experiment.schedule, clip_norm=experiment.clip_norm or None,
                     amp=experiment.amp or None, accumulate=experiment.accumulate,
                     seed=experiment.seed, device=device, folder=folder, resume=resume,

@@ -16,6 +16,7 @@ from torchbayes.posterior.kronecker import KroneckerGaussian
 from torchbayes.posterior.partial import digest_of_rest, held_names
 from torchbayes.posterior.point import Point
 from torchbayes.posterior.posterior import Posterior, Weights, Wrapper, snapshot
+from torchbayes.posterior.rows import RowGaussian
 from torchbayes.posterior.samples import Samples
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "Point",
     "Posterior",
     "PosteriorFileError",
+    "RowGaussian",
     "Samples",
     "Weights",
     "Wrapper",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +79,24 @@ class Samples(Posterior):
                 header = read_tensors(self._file(0))[0]
                 self.model_name = header["model"]
                 self.rest = str(header["settings"].get("rest", ""))
+
+    @classmethod
+    def of(cls, networks: Iterable[nn.Module]) -> Samples:
+        """Return the snapshots of several trained networks of one kind: an ensemble as it is.
+
+        Args:
+            networks: The networks, whose weights are copied.
+
+        Example:
+            >>> import torch, torchbayes as tb
+            >>> tb.Samples.of([torch.nn.Linear(2, 1) for _ in range(3)])
+            Samples(3 snapshots of Linear, in memory)
+        """
+        samples = cls()
+        for network in networks:
+            samples.append(snapshot(network))
+            samples.model_name = type(network).__name__
+        return samples
 
     def _file(self, index: int) -> Path:
         assert self.folder is not None

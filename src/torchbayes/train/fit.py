@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,10 +27,12 @@ from torchbayes.train.method import Plan
 from torchbayes.train.progress import NoProgress, Progress, RichProgress
 from torchbayes.train.registry import check_options, find_method
 from torchbayes.train.schedule import Schedule, as_schedule
+from torchbayes.train.start import Init, factory, start_of
 from torchbayes.train.tracking import Logger
 
 __all__ = ["Run", "fit"]
 
+_LOG = logging.getLogger("torchbayes")
 _AMP = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -78,6 +81,8 @@ def fit(
     likelihood: Likelihood | Any | None = None,
     weights: Tensor | None = None,
     split: bool = True,
+    init: Init | Sequence[Init] | None = None,
+    reset: str | Iterable[str] | None = None,
     validation: Any | None = None,
     transform: Callable[[Any, torch.Generator], Any] | None = None,
     schedule: str | Schedule = "constant",
@@ -103,7 +108,8 @@ def fit(
     Args:
         model: The network, or a function that makes one. A network is not changed: its copy is trained,
             without `torch.compile` and DDP around it, and is `Run.model`. An ensemble needs several random
-            starts: a function gives them, a network's layers are asked to `reset_parameters`.
+            starts: a function gives them, a network's layers are asked to `reset_parameters`, except those
+            that are frozen. To keep what a network has learned, pass it as `init` too.
         train_set: A pair (inputs, targets) of tensors, arrays or data frames; a dictionary of them with the
             targets under `labels`; a torch data set, map-style or iterable; a `DataLoader` or another
             iterable of batches, a function that returns one, or one of torchbayes' loaders. See
@@ -126,6 +132,11 @@ def fit(
             entry of a batch.
         split: Whether the training set can be cut into batches along its first dimension; False for a graph,
             whose inputs are passed whole and whose targets count the examples.
+        init: Weights to start from: a state dict, a posterior (its mean), a network, or the path of a
+            safetensors file; they are copied. For an ensemble also a list of them, one for each member.
+        reset: What starts from new random weights in spite of `init`: names of weights or modules, or
+            patterns such as `"layer4.*"`. By default nothing, and for an ensemble with a single `init` the
+            last layer, so that its members differ. Frozen weights never do.
         validation: Data to score after every epoch, in any of the forms of `train_set`.
         transform: Applied to every batch of inputs, such as normalisation and augmentation.
         schedule: Learning-rate schedule.
@@ -179,6 +190,12 @@ def fit(
         made.train()  # as it is in every epoch: what a posterior holds depends on it
         for norm in resting:
             norm.eval()
+        start = start_of(init, reset, made, several=method_class.starts_apart)
+        new_model = factory(model, made, start)
+        if start is not None:
+            if isinstance(model, nn.Module):  # a function has just made random weights
+                start.redraw(made, new_model())
+            start.apply(made)
         rank, world = distributed.rank(), distributed.world_size()
         shard = (0, 1) if method_class.one_per_rank else (rank, world)
         loader = as_loader(
@@ -199,11 +216,12 @@ def fit(
             epochs=epochs,
             steps_per_epoch=len(loader),
             generator=torch.Generator(device_of(made)).manual_seed(seed + 7_919 * (rank + 1)),
-            new_model=_factory(model, made),
+            new_model=new_model,
             schedule=schedule,
             rank=rank,
             world_size=world,
             output=output,
+            start=start,
         )
         settings = {
             "method": method,
@@ -219,6 +237,7 @@ def fit(
             "accumulate": accumulate,
             "params": None if params is None else list(params),
             "options": {name: _plain(value) for name, value in options.items()},
+            **({} if start is None else start.settings()),
             **({} if config is None else config),
         }
         training = Training(
@@ -234,7 +253,14 @@ def fit(
         )
         if folder is not None:
             training.open(folder, settings, resume)
-        training.run(_progress(progress, rank))
+        shown = _progress(progress, rank)
+        said = None if start is None else str(start)
+        if start is None and method_class.starts_apart and isinstance(model, nn.Module):
+            said = "starts from new random weights, not those of the given network: to keep them, pass init"
+        if said is not None:
+            _LOG.info("%s %s", method, said)
+            shown.note(f"{method} {said}")
+        training.run(shown)
         posterior = training.method.posterior()
         if training.folder is not None and rank == 0:
             if posterior.rest:
@@ -314,26 +340,3 @@ def _own_network(
             f"{type(model).__name__} cannot be copied ({str(error).splitlines()[0]}), and fit trains a copy: "
             "pass in_place=True to train the network itself, or a function that makes it"
         ) from error
-
-
-def _factory(
-    model: nn.Module | Callable[[], nn.Module], made: nn.Module
-) -> Callable[[], nn.Module]:
-    if not isinstance(model, nn.Module):
-        return model
-
-    def fresh() -> nn.Module:
-        twin = copy.deepcopy(made)
-        for name, module in twin.named_modules():
-            reset = getattr(module, "reset_parameters", None)
-            own = [p for p in module.parameters(recurse=False) if p.requires_grad]
-            if callable(reset) and (own or not list(module.parameters(recurse=False))):
-                reset()
-            elif own:
-                raise ValueError(
-                    f"module {name!r} ({type(module).__name__}) has weights but no reset_parameters() to "
-                    "give them a new random start: pass fit a function that makes the network"
-                )
-        return twin
-
-    return fresh

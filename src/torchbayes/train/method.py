@@ -21,6 +21,7 @@ from torchbayes.core.outputs import Output, output_tensor
 from torchbayes.likelihood import Likelihood
 from torchbayes.posterior import Posterior
 from torchbayes.train.schedule import Schedule
+from torchbayes.train.start import Start
 
 __all__ = ["Method", "Plan", "arguments_of", "loss_of"]
 
@@ -39,11 +40,12 @@ class Plan:
         epochs: The epochs asked for.
         steps_per_epoch: The updates in an epoch.
         generator: The source of the method's own randomness; saved with the run.
-        new_model: Makes another network of the same kind with fresh random weights.
+        new_model: Makes another network of the same kind with fresh random weights, or from `start`.
         schedule: How the learning rate changes.
         rank: This process's number under torchrun, from 0.
         world_size: The number of processes.
         output: Where the likelihood's tensor is in what the network returns.
+        start: The given weights that training starts from, if any; the model has them already.
     """
 
     train_size: int
@@ -55,6 +57,7 @@ class Plan:
     rank: int = 0
     world_size: int = 1
     output: Output = None
+    start: Start | None = None
 
 
 def arguments_of(cls: type) -> dict[str, inspect.Parameter]:
@@ -99,6 +102,7 @@ class Method(ABC):
         algorithm: The class that it trains with.
         uses: Other classes that it makes with `build`.
         defaults: Defaults of its own in place of those of the classes.
+        starts_apart: Whether it trains members that must not start from the same weights.
         one_per_rank: Under torchrun, every process trains members of its own on all of the data instead
             of sharing each batch.
         module: What is called in training: the network itself, or a wrapper around it.
@@ -124,6 +128,7 @@ class Method(ABC):
     uses: ClassVar[tuple[type, ...]] = ()
     defaults: ClassVar[dict[str, Any]] = {}
     one_per_rank: ClassVar[bool] = False
+    starts_apart: ClassVar[bool] = False
 
     module: nn.Module
     optimizer: torch.optim.Optimizer

@@ -29,8 +29,8 @@ from torchbayes.train.averaging import HwaMethod, SwaMethod
 from torchbayes.train.chains import SamplerMethod
 from torchbayes.train.method import Method, arguments_of
 from torchbayes.train.optimizer import OptimizerMethod
-from torchbayes.train.wrapper import HypernetMethod, MeanFieldMethod, WrapperMethod
-from torchbayes.variational import Hypernet, MeanField
+from torchbayes.train.wrapper import HypernetMethod, LastLayerMethod, MeanFieldMethod, WrapperMethod
+from torchbayes.variational import VBLL, Hypernet, MeanField
 
 __all__ = ["METHODS", "Option", "check_options", "find_method", "method_options", "values_in_use"]
 
@@ -45,6 +45,7 @@ _DRIVERS: dict[type, type[Method]] = {
     Wrapper: WrapperMethod,
     MeanField: MeanFieldMethod,
     Hypernet: HypernetMethod,
+    VBLL: LastLayerMethod,
 }
 
 

@@ -6,7 +6,9 @@ loaders.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeAlias
 
 import torch
@@ -21,6 +23,7 @@ __all__ = [
     "slice_batch",
     "split_batch",
     "to_device",
+    "uncompiled",
 ]
 
 Inputs: TypeAlias = Tensor | Sequence[Any] | Mapping[str, Any]
@@ -180,3 +183,15 @@ def _through_scaling(node: Any) -> Any:
     if factor is None or factor.numel() != 1 or not bool(factor >= 1):
         return node
     return node.next_functions[0][0]
+
+
+def uncompiled() -> AbstractContextManager[Any]:
+    """Run what `torch.compile` has compiled without its compiled code inside the block.
+
+    The compiler can neither see who watches the layers of a network nor keep up with weights that are
+    replaced at every call: it would compile the network again for each of them.
+    """
+    # Without Dynamo nothing can have been compiled, and importing it takes long.
+    if torch.compiler.is_compiling() or "torch._dynamo" not in sys.modules:
+        return nullcontext()
+    return torch.compiler.set_stance("force_eager")  # type: ignore[no-any-return]

@@ -20,8 +20,8 @@ from torchbayes.core.batch import (
     slice_batch,
     split_batch,
     to_device,
+    uncompiled,
 )
-from torchbayes.core.eager import uncompiled
 from torchbayes.core.names import named_buffers
 from torchbayes.likelihood import Categorical, Likelihood, as_likelihood
 from torchbayes.posterior import Posterior, Weights

@@ -7,8 +7,10 @@ loaders. What a loss weighs is read off its graph: 1 for a mean over a batch, 1/
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -33,6 +35,7 @@ __all__ = [
     "split_batch",
     "suited",
     "to_device",
+    "uncompiled",
 ]
 
 Inputs: TypeAlias = Tensor | Sequence[Any] | Mapping[str, Any]
@@ -418,3 +421,15 @@ class LossWatch(TorchFunctionMode):
         if is_plain_backward(func, kwargs):
             self.saw(args[0])
         return func(*args, **kwargs)
+
+
+def uncompiled() -> AbstractContextManager[Any]:
+    """Run what `torch.compile` has compiled without its compiled code inside the block.
+
+    The compiler can neither see who watches the layers of a network nor keep up with weights that are
+    replaced at every call: it would compile the network again for each of them.
+    """
+    # Without Dynamo nothing can have been compiled, and importing it takes long.
+    if torch.compiler.is_compiling() or "torch._dynamo" not in sys.modules:
+        return nullcontext()
+    return torch.compiler.set_stance("force_eager")  # type: ignore[no-any-return]

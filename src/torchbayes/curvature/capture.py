@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from torchbayes.core.batch import LossWeights, is_plain_backward
-from torchbayes.core.eager import uncompiled
+from torchbayes.core.batch import LossWeights, is_plain_backward, uncompiled
 from torchbayes.curvature.accumulate import Record, Uses, on_gradient
 from torchbayes.curvature.composite import opened
 from torchbayes.curvature.derived import Derived

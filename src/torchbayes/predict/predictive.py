@@ -24,8 +24,8 @@ from torchbayes.core.batch import (
     slice_batch,
     split_batch,
     suited,
+    uncompiled,
 )
-from torchbayes.core.eager import uncompiled
 from torchbayes.core.names import named_buffers
 from torchbayes.core.outputs import Output, output_tensor
 from torchbayes.likelihood import Categorical, Likelihood, as_likelihood

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from torchbayes.core.eager import uncompiled
+from torchbayes.core.batch import uncompiled
 from torchbayes.core.names import own_weights, unwrapped
 from torchbayes.core.parameters import Params, norm_parameters, selected, trainable
 from torchbayes.posterior import Weights, Wrapper, held_names, snapshot

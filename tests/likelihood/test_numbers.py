@@ -139,6 +139,13 @@ def test_outputs_that_diverge_give_a_loss_not_an_error(
     likelihood.loss(outputs, targets)
 
 
+@pytest.fixture(params=[True, False], ids=["checked", "unchecked"])
+def checked_by_torch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Importing torch's Dynamo turns torch's own checks off, in whatever package."""
+    monkeypatch.setattr(Distribution, "_validate_args", request.param)
+
+
+@pytest.mark.usefixtures("checked_by_torch")
 @pytest.mark.parametrize(
     ("function", "outputs", "error", "message"),
     [
@@ -156,6 +163,7 @@ def test_a_distribution_that_cannot_be_made_gives_one_sentence(
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.usefixtures("checked_by_torch")
 @pytest.mark.parametrize(
     ("function", "name"),
     [(lambda o: Poisson(o.exp()), "Poisson"), (lambda o: Gamma(o.exp(), 1.0), "Gamma")],

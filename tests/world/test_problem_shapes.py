@@ -178,8 +178,8 @@ def test_weights_of_examples_are_those_of_least_squares(form: str) -> None:
         data = StreamLoader(TensorDataset(x, y, w), 200, shuffle=True, seed=0, workers=0)
     torch.manual_seed(0)
     net = nn.Linear(3, 1, bias=False)
-    train(net, data, "mle", lr=0.1, epochs=250, schedule="cosine", **options)
-    found = net.weight.detach().double().T
+    run = train(net, data, "mle", lr=0.1, epochs=250, schedule="cosine", **options)
+    found = run.model.weight.detach().double().T
     torch.testing.assert_close(found, by_least_squares(x, y, w), rtol=1e-3, atol=1e-3)
     plain = by_least_squares(x, y, torch.ones(200))
     assert float((found - plain).abs().max()) > 0.02  # the two can be told apart
@@ -217,7 +217,7 @@ def test_examples_without_a_label_leave_the_prior_its_weight(batch_size: int) ->
     )  # fmt: skip
     truth = LogisticRegression(C=1 / precision, fit_intercept=False, tol=1e-8)
     truth.fit(x[labelled].numpy(), y[labelled].numpy())
-    found = net.weight.detach().numpy()
+    found = run.model.weight.detach().numpy()
     np.testing.assert_allclose(found, truth.coef_, atol=0.003 if batch_size == 200 else 0.03)
     accuracy = truth.score(x[labelled].numpy(), y[labelled].numpy())
     assert run.history[-1]["validation_accuracy"] == pytest.approx(accuracy, abs=0.021)
@@ -230,7 +230,9 @@ def test_weights_that_cannot_be_are_refused() -> None:
     with pytest.raises(ValueError, match="negative"):
         train(network(1), (x, y), weights=-w)
     loader = StreamLoader(TensorDataset(x, y), 10, shuffle=True, seed=0, workers=0)
-    with pytest.raises(ValueError, match=r"weights are for a pair of tensors.*StreamLoader"):
+    with pytest.raises(
+        ValueError, match=r"weights are for inputs and targets in memory.*StreamLoader"
+    ):
         train(network(1), loader, weights=w)
 
     class Own(tb.Likelihood):
@@ -291,8 +293,8 @@ def test_what_cannot_be_passed_whole_is_refused() -> None:
     whole, y = graph()
     with pytest.raises(ValueError, match="accumulate is 2"):
         tb.fit(Convolutions(), (whole, y), split=False, accumulate=2)
-    with pytest.raises(ValueError, match="split=False needs a pair of tensors"):
-        tb.fit(Convolutions(), TensorDataset(whole[0]), split=False)
+    with pytest.raises(ValueError, match="split=False needs inputs and targets in memory"):
+        tb.fit(Convolutions(), [(whole, y)], split=False)
 
 
 # -- Segmentation -------------------------------------------------------------------------------------

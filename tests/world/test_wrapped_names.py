@@ -105,7 +105,7 @@ def test_a_posterior_fits_every_wrapping(wrapper: str, tmp_path: Path) -> None:
         again = wrapped(other)
         q = tb.load(tmp_path / "q.safetensors", again)
         seed = torch.Generator().manual_seed(2)
-        found.append(tb.predictive(again, q, x, 4, generator=seed).probs)  # type: ignore[attr-defined]
+        found.append(tb.predictive(again, q, x, 4, generator=seed, recalibrate=False).probs)  # type: ignore[attr-defined]
     assert all(torch.equal(probs, found[0]) for probs in found)
     twin = Net()
     names = {id(p): n for n, p in twin.named_parameters()}

@@ -7,6 +7,7 @@ loaders. What a loss weighs is read off its graph: 1 for a mean over a batch, 1/
 
 from __future__ import annotations
 
+import math
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -258,10 +259,15 @@ class LossWeight(NamedTuple):
     nominal: float
 
 
-def loss_weight(loss: Tensor) -> LossWeight | None:
+def loss_weight(loss: Tensor, examples: int | None = None) -> LossWeight | None:
     """Return the weight of a loss as its graph shows it, or None if it does not.
 
     Of several terms the heaviest counts.
+
+    Args:
+        loss: The loss.
+        examples: Number of examples in the batch, if known. A sum over more targets than these, such as the
+            tokens or pixels of every example, does not tell.
 
     Example:
         >>> import torch
@@ -269,10 +275,10 @@ def loss_weight(loss: Tensor) -> LossWeight | None:
         >>> loss_weight(mean / 4), loss_weight(1024 * (mean / 4 + mean / 8)).least
         (LossWeight(least=0.25, nominal=0.25), 0.25)
     """
-    return None if loss.grad_fn is None else _weight(loss.grad_fn, _DEPTH)
+    return None if loss.grad_fn is None else _weight(loss.grad_fn, _DEPTH, examples)
 
 
-def _weight(node: Any, depth: int) -> LossWeight | None:
+def _weight(node: Any, depth: int, examples: int | None) -> LossWeight | None:
     least, nominal, mean = 1.0, 1.0, False
     for _ in range(depth):
         name = node.name()
@@ -288,11 +294,13 @@ def _weight(node: Any, depth: int) -> LossWeight | None:
         elif mean:
             return LossWeight(least, nominal)
         elif name in ("AddBackward0", "SubBackward0"):
-            terms = [_weight(n, depth - 1) for n, _ in node.next_functions if n is not None]
+            terms = [
+                _weight(n, depth - 1, examples) for n, _ in node.next_functions if n is not None
+            ]
             known = [term for term in terms if term is not None]
             return LossWeight(least * max(known)[0], nominal * max(known)[1]) if known else None
         else:
-            items = _items(node)
+            items = _items(node, examples)
             return None if items is None else LossWeight(least * items, nominal * items)
         if node is None:
             return LossWeight(least, nominal) if mean else None
@@ -318,13 +326,16 @@ def _factor(node: Any) -> tuple[float | None, Any]:
     return abs(1 / other if divides else other), functions[place][0]
 
 
-def _items(node: Any) -> float | None:
-    """Return the weight of a torch loss function: 1 for a mean, the number of its targets for a sum."""
+def _items(node: Any, examples: int | None) -> float | None:
+    """Return the weight of a torch loss function: 1 for a mean, the number of its examples for a sum."""
     reduction = getattr(node, "_saved_reduction", None)
     if reduction == _MEAN:
         return 1.0
     total = getattr(node, "_saved_total_weight", None) if reduction == _SUM else None
-    return float(total) if isinstance(total, Tensor) and total.device.type == "cpu" else None
+    if not isinstance(total, Tensor) or total.device.type != "cpu":
+        return None
+    weighted = getattr(node, "_saved_weight", None) is not None  # by classes
+    return None if weighted or float(total) > (examples or math.inf) else float(total)
 
 
 class LossWeights:
@@ -358,7 +369,7 @@ class LossWeights:
         if examples is not None:
             check_mean_loss(loss, examples)
         self.scale = _last_factor(loss)
-        weight = loss_weight(loss)
+        weight = loss_weight(loss, examples)
         if self.calls and self.calls == self._differentiated:
             return weight
         self._differentiated = self.calls

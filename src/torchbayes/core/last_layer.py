@@ -9,8 +9,10 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from torchbayes.core.batch import Inputs, call
+from torchbayes.core.names import named_parameters
+from torchbayes.core.outputs import Output, output_tensor
 
-__all__ = ["find_last_layer", "with_features"]
+__all__ = ["find_last_layer", "weight_names", "with_features"]
 
 
 def find_last_layer(model: nn.Module, layer: str | None = None) -> tuple[str, nn.Linear]:
@@ -61,8 +63,14 @@ def find_last_layer(model: nn.Module, layer: str | None = None) -> tuple[str, nn
     return layer, found
 
 
+def weight_names(model: nn.Module, layer: nn.Linear) -> list[str]:
+    """Return the names of a layer's weight and, if it has one, of its bias in `model`."""
+    names = {id(p): name for name, p in named_parameters(model).items()}
+    return [names[id(p)] for p in layer.parameters(recurse=False)]
+
+
 def with_features(
-    model: nn.Module, name: str, layer: nn.Linear, inputs: Inputs
+    model: nn.Module, name: str, layer: nn.Linear, inputs: Inputs, output: Output = None
 ) -> tuple[Tensor, Tensor]:
     """Run `model` and return the features that its last layer is given, and the outputs of that layer.
 
@@ -71,6 +79,7 @@ def with_features(
         name: Name of the last layer, for messages.
         layer: The last layer.
         inputs: A batch of the network's inputs.
+        output: Where the outputs are in what the network returns.
 
     Raises:
         ValueError: If the outputs of the network are not those of this layer.
@@ -82,7 +91,7 @@ def with_features(
 
     handle = layer.register_forward_hook(keep)
     try:
-        result = call(model, inputs)
+        returned = call(model, inputs)
     finally:
         handle.remove()
     if len(seen) != 1:
@@ -91,6 +100,7 @@ def with_features(
             "linear layer that gives its outputs in layer=…"
         )
     features, outputs = seen[0]
+    result = output_tensor(returned, output, network=type(model).__name__)
     if result is not outputs and not _same(result, outputs):
         raise ValueError(
             f"the outputs of {type(model).__name__} are not those of its layer {name!r}: name the linear "
@@ -100,8 +110,8 @@ def with_features(
     return features, outputs
 
 
-def _same(result: Any, outputs: Tensor) -> bool:
+def _same(result: Tensor, outputs: Tensor) -> bool:
     """Whether a network has returned a layer's outputs, perhaps in another shape."""
-    if not isinstance(result, Tensor) or result.numel() != outputs.numel():
+    if result.numel() != outputs.numel():
         return False
     return torch.equal(result.detach().reshape(outputs.shape), outputs.detach())

@@ -36,10 +36,11 @@ class Observation(Likelihood):
         """Return the distribution of the targets."""
         try:
             result = self._of(outputs)
+            if isinstance(result, Distribution) and _is_unchecked(result):
+                Distribution.__init__(result, result.batch_shape, result.event_shape, True)
         except ValueError as error:
-            if not str(error).startswith(
-                "Expected parameter"
-            ):  # torch's own, with all numbers in it
+            # Torch's own has all numbers in it.
+            if not str(error).startswith("Expected parameter"):
                 raise
             if not bool(torch.isfinite(outputs).all()):
                 raise FloatingPointError("the network's outputs are not finite") from error
@@ -64,6 +65,14 @@ class Observation(Likelihood):
     def predictive(self, outputs: Tensor) -> RegressionPredictive:
         """Return the mixture of the draws' distributions."""
         return RegressionPredictive(outputs, self.distribution)
+
+
+def _is_unchecked(distribution: Distribution) -> bool:
+    """Whether torch has not checked a distribution's arguments although its maker did not ask for that.
+
+    The import of Dynamo, by `torch.compile` or by another package, turns the check off in the whole process.
+    """
+    return not Distribution._validate_args and "_validate_args" not in vars(distribution)
 
 
 def _parameter(message: str) -> str:

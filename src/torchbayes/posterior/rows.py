@@ -27,6 +27,7 @@ class RowGaussian(StoredPosterior):
         biases: The name of the bias in the last column, by weight name, for layers with a bias.
         std: The standard deviations σ. A weight that is named nowhere is deterministic.
         model_name: The class name of their model.
+        rest: `digest_of_rest` of their model if some of its weights are not held.
 
     Example:
         >>> import torch
@@ -40,9 +41,9 @@ class RowGaussian(StoredPosterior):
 
     def __init__(
         self, mean: Weights, factors: Weights, biases: Mapping[str, str] | None = None,
-        std: Weights | None = None, *, model_name: str = "",
+        std: Weights | None = None, *, model_name: str = "", rest: str = "",
     ) -> None:  # fmt: skip
-        super().__init__(mean, model_name)
+        super().__init__(mean, model_name, rest)
         self._factors, self._biases, self._std = (
             copied(factors),
             dict(biases or {}),

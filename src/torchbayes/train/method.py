@@ -28,7 +28,7 @@ __all__ = ["Method", "Plan", "arguments_of", "loss_of"]
 _Made = TypeVar("_Made")
 
 # What a constructor is told by `fit`, not by the user.
-_FACTS = {"model", "likelihood", "plan", "train_size", "params", "generator"}
+_FACTS = {"model", "likelihood", "plan", "train_size", "params", "generator", "output"}
 
 
 @dataclass

@@ -184,7 +184,7 @@ class LastLayerMethod(Method):
         self, model: nn.Module, likelihood: Likelihood, plan: Plan, **options: Any
     ) -> None:
         super().__init__(model, likelihood, plan, **options)
-        self.module = self.build(VBLL, model, likelihood=likelihood)
+        self.module = self.build(VBLL, model, likelihood=likelihood, output=plan.output)
         noise = {id(p) for p in likelihood.parameters()}  # fit trains it, as with every method
         own = [p for p in trainable(self.module).values() if id(p) not in noise]
         self.set_optimizer(self.build(MLE, self.module, params=own))

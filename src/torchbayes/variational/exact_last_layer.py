@@ -28,10 +28,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchbayes.core.batch import Inputs, batch_len, slice_batch, split_batch, to_device
-from torchbayes.core.last_layer import find_last_layer, with_features
+from torchbayes.core.last_layer import find_last_layer, weight_names, with_features
 from torchbayes.likelihood import GaussianNoise
 from torchbayes.posterior import KroneckerGaussian, snapshot
 from torchbayes.posterior.kronecker import set_matrix
+from torchbayes.posterior.partial import digest_of_rest
 from torchbayes.predict.closed_form import GaussianPredictive
 from torchbayes.predict.results import like_predictions
 
@@ -217,16 +218,15 @@ class ExactLastLayer:
         )
 
     def posterior(self) -> KroneckerGaussian:
-        """Return the posterior; all weights before the last layer are deterministic in it."""
-        prefix = f"{self.layer}." if self.layer else ""
-        names = [f"{prefix}{leaf}" for leaf, _ in self._last.named_parameters(recurse=False)]
-        mean = snapshot(self._model)
+        """Return the posterior of the last layer; the weights before it are not held."""
+        names = weight_names(self._model, self._last)
+        mean = snapshot(self._model, names)
         set_matrix(self._mean.t(), *(mean[name] for name in names))
         weight = mean[names[0]]
         return KroneckerGaussian(
             mean, {names[0]: torch.eye(len(weight)).to(weight)},
             {names[0]: self._root.to(weight)}, dict([names]) if len(names) == 2 else {},
-            model_name=type(self._model).__name__,
+            model_name=type(self._model).__name__, rest=digest_of_rest(self._model, names),
         )  # fmt: skip
 
 

@@ -33,13 +33,16 @@ from torch import Tensor, nn
 from torchbayes.core.autocast import no_autocast
 from torchbayes.core.batch import Inputs
 from torchbayes.core.declaration import register
-from torchbayes.core.last_layer import find_last_layer, with_features
+from torchbayes.core.last_layer import find_last_layer, weight_names, with_features
+from torchbayes.core.names import named_modules
 from torchbayes.core.noise import normal_
+from torchbayes.core.outputs import Output
 from torchbayes.core.parameters import norm_parameters, trainable
 from torchbayes.likelihood import Categorical, GaussianNoise, Likelihood
 from torchbayes.likelihood.base import mean_nll
-from torchbayes.posterior import RowGaussian, Wrapper, snapshot
+from torchbayes.posterior import RowGaussian, Wrapper, held_names, snapshot
 from torchbayes.posterior.kronecker import as_matrix
+from torchbayes.posterior.partial import described
 from torchbayes.predict.closed_form import GaussianPredictive
 from torchbayes.predict.results import Predictive, like_predictions
 from torchbayes.prior import GaussianPrior, Prior, as_prior
@@ -170,6 +173,7 @@ class VBLL(Wrapper):
             (outputs × features²), and otherwise 10.
         init_std: Initial standard deviation of the last layer's weights; 1/√features, at most 0.1, if None.
         layer: Name of the linear layer that gives the outputs; the last one of the network if None.
+        output: Where the outputs are in what the network returns; see `torchbayes.predictive`.
 
     Attributes:
         layer: Name of the last layer.
@@ -202,6 +206,7 @@ class VBLL(Wrapper):
         rank: int | None = None,
         init_std: float | None = None,
         layer: str | None = None,
+        output: Output = None,
     ) -> None:
         trainable(model)  # raises if there is nothing to train
         self.layer, last = find_last_layer(model, layer)
@@ -231,7 +236,7 @@ class VBLL(Wrapper):
         self.dense = self.rank == columns
         super().__init__(model)
         self.likelihood = Categorical() if likelihood is None else likelihood
-        self.train_size, self.prior = train_size, prior
+        self.train_size, self.prior, self.output = train_size, prior, output
         self._last = [last]  # in a list, so that it is not a second submodule
         self.log_std = nn.Parameter(last.weight.new_full((outputs, columns), math.log(init_std)))
         if self.rank:
@@ -241,15 +246,15 @@ class VBLL(Wrapper):
             self.factor = nn.Parameter(factor)
         norms = norm_parameters(model)
         split = {n: n.rpartition(".") for n in trainable(model)}
+        modules = {name: module for name, _, module in named_modules(model)}
         self._before = [
-            (name, model.get_submodule(path), leaf)
+            (name, modules[path], leaf)
             for name, (path, _, leaf) in split.items()
             if name not in norms and name not in self._names()
         ]
 
     def _names(self) -> list[str]:
-        prefix = f"{self.layer}." if self.layer else ""
-        return [f"{prefix}{leaf}" for leaf, _ in self._last[0].named_parameters(recurse=False)]
+        return weight_names(self.model, self._last[0])
 
     def _roots(self) -> tuple[Tensor, Tensor | None]:
         """Return σ and, unless the covariance is diagonal, B_k or its low-rank part diag(σ_k) A_k."""
@@ -274,7 +279,7 @@ class VBLL(Wrapper):
         return self._moments(inputs, *self._roots())
 
     def _moments(self, inputs: Inputs, std: Tensor, root: Tensor | None) -> tuple[Tensor, Tensor]:
-        features, mean = with_features(self.model, self.layer, self._last[0], inputs)
+        features, mean = with_features(self.model, self.layer, self._last[0], inputs, self.output)
         with no_autocast(mean.device):
             features, mean = features.to(std.dtype), mean.to(std.dtype)
             if self._last[0].bias is not None:
@@ -361,9 +366,9 @@ class VBLL(Wrapper):
         factors = {} if root is None else {names[0]: root}
         parts = (std[:, : self._last[0].in_features], std[:, -1])
         stds = {} if self.dense else dict(zip(names, parts, strict=False))
-        return RowGaussian(
-            snapshot(self.model), factors, biases, stds, model_name=type(self.model).__name__
-        )
+        held = held_names(self.model, also=names)
+        weights, about = snapshot(self.model, held), described(self.model, held)
+        return RowGaussian(weights, factors, biases, stds, **about)
 
     def extra_repr(self) -> str:
         """Summarise the last layer."""

@@ -251,7 +251,9 @@ def test_snapshots_are_of_their_time(place: Path | None) -> None:
         nn.init.normal_(model.first.weight)
         model.norm.running_mean.add_(1)  # type: ignore[operator, union-attr]
         samples.append()
-        kept.append(tb.snapshot(model))
+        now = tb.snapshot(model)
+        del now["frozen"], now["offset"]  # neither is trained
+        kept.append(now)
     with torch.no_grad():
         model.first.weight.zero_()
     assert len(samples) == 3

@@ -14,6 +14,7 @@ from torchbayes.posterior.full import FullGaussian
 from torchbayes.posterior.gaussian import Gaussian, LowRankGaussian
 from torchbayes.posterior.generated import Generated
 from torchbayes.posterior.kronecker import KroneckerGaussian
+from torchbayes.posterior.partial import digest_of_rest, held_names
 from torchbayes.posterior.point import Point
 from torchbayes.posterior.posterior import Posterior, Weights, Wrapper, snapshot
 from torchbayes.posterior.samples import Samples
@@ -33,6 +34,8 @@ __all__ = [
     "ShrunkGaussian",
     "Weights",
     "Wrapper",
+    "digest_of_rest",
+    "held_names",
     "load",
     "snapshot",
 ]

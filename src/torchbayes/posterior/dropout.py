@@ -72,15 +72,17 @@ class DropoutPosterior(StoredPosterior):
         p: Probability that an activation is dropped.
         layers: The modules whose outputs are dropped.
         model_name: The class name of their model.
+        rest: `digest_of_rest` of their model if some of its weights are not held.
     """
 
     kind = "dropout"
     vmappable = False  # the seed of the masks must be a number
 
     def __init__(
-        self, weights: Weights, p: float, layers: Sequence[str], *, model_name: str = ""
-    ) -> None:
-        super().__init__(weights, model_name)
+        self, weights: Weights, p: float, layers: Sequence[str], *, model_name: str = "",
+        rest: str = "",
+    ) -> None:  # fmt: skip
+        super().__init__(weights, model_name, rest)
         self.p, self.layers = check_share(p), list(layers)
 
     def sample(self, generator: torch.Generator | None = None) -> Weights:

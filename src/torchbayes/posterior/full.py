@@ -37,6 +37,7 @@ class FullGaussian(StoredPosterior):
         names: The weights with a spread, in the order of the rows of L. Any other is deterministic.
         root: L, a root of the covariance.
         model_name: The class name of their model.
+        rest: `digest_of_rest` of their model if some of its weights are not held.
 
     Example:
         >>> import torch, torchbayes as tb
@@ -49,9 +50,10 @@ class FullGaussian(StoredPosterior):
     kind = "full-gaussian"
 
     def __init__(
-        self, mean: Weights, names: Sequence[str], root: Tensor, *, model_name: str = ""
-    ) -> None:
-        super().__init__(mean, model_name)
+        self, mean: Weights, names: Sequence[str], root: Tensor, *, model_name: str = "",
+        rest: str = "",
+    ) -> None:  # fmt: skip
+        super().__init__(mean, model_name, rest)
         self.names, self._root = list(names), root.detach().clone()
         for name in self.names:
             if name not in self._mean:

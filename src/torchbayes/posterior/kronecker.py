@@ -50,6 +50,7 @@ class KroneckerGaussian(StoredPosterior):
         std: The standard deviations of independent weights. A weight that is named nowhere is deterministic.
         scales: S by the layer's weight name, of shape (outputs, inputs); ones for a layer without it.
         model_name: The class name of their model.
+        rest: `digest_of_rest` of their model if some of its weights are not held.
 
     Example:
         >>> import torch, torchbayes as tb
@@ -65,9 +66,9 @@ class KroneckerGaussian(StoredPosterior):
     def __init__(
         self, mean: Weights, outputs: Weights, inputs: Weights,
         biases: Mapping[str, str] | None = None, std: Weights | None = None,
-        scales: Weights | None = None, *, model_name: str = "",
+        scales: Weights | None = None, *, model_name: str = "", rest: str = "",
     ) -> None:  # fmt: skip
-        super().__init__(mean, model_name)
+        super().__init__(mean, model_name, rest)
         # Copies in torch's own order and alignment: a product's last bit may depend on either.
         self._outputs = {name: _plain(tensor) for name, tensor in outputs.items()}
         self._inputs = {name: _plain(tensor) for name, tensor in inputs.items()}

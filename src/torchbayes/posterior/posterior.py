@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from torchbayes.core.names import named_parameters, named_weights, own_weights, unwrapped
 from torchbayes.core.storage import write_tensors
+from torchbayes.posterior.partial import digest_of_rest
 
 __all__ = ["Posterior", "StoredPosterior", "Weights", "Wrapper", "copied", "lent", "snapshot"]
 
 Weights = dict[str, Tensor]
 
 
-def snapshot(model: nn.Module) -> Weights:
-    """Copy the parameters and buffers of `model`; a tied weight appears once, under its first name."""
-    named = [*model.named_parameters(), *model.named_buffers()]
-    return {name: tensor.detach().clone() for name, tensor in named}
+def snapshot(model: nn.Module, held: Iterable[str] | None = None) -> Weights:
+    """Copy the parameters and buffers of `model`; a tied weight appears once, under its first name.
+
+    Names are those without `torch.compile`, DDP and other wrappers.
+
+    Args:
+        model: The network.
+        held: Names of those to copy; all if None.
+    """
+    named = named_weights(model)
+    return {name: named[name].detach().clone() for name in (named if held is None else held)}
 
 
 def copied(weights: Mapping[str, Tensor]) -> Weights:
@@ -51,8 +60,12 @@ class Posterior(ABC):
     A subclass sets `kind`, its name in files, and defines `mean`, `sample` and the three file methods.
     Nothing else in the library needs to know about it.
 
+    It may hold some of a network's weights only, those that were trained. The others are the network's own,
+    and `rest` says which they have to be.
+
     Attributes:
         model_name: The class name of the model, for error messages and files.
+        rest: `digest_of_rest` of the network without the weights that are held; empty if all are.
         vmappable: Whether `torch.func.vmap` may run several draws at once through `call`.
     """
 
@@ -62,6 +75,7 @@ class Posterior(ABC):
     # Whether writing to the draws of `_lent` would change the posterior.
     _lends_own: ClassVar[bool] = False
     model_name: str = ""
+    rest: str = ""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -94,14 +108,16 @@ class Posterior(ABC):
 
     def call(self, model: nn.Module, draw: Weights, *args: Any, **kwargs: Any) -> Any:
         """Run `model` under one draw without changing the model's own weights."""
-        return torch.func.functional_call(model, draw, args, kwargs)
+        model = unwrapped(model)
+        return torch.func.functional_call(model, own_weights(model, draw), args, kwargs)
 
     def check(self, model: nn.Module) -> None:
-        """Raise a `ValueError` that names the first weight that does not fit `model`."""
-        own = {
-            name: tuple(tensor.shape)
-            for name, tensor in [*model.named_parameters(), *model.named_buffers()]
-        }
+        """Raise a `ValueError` that names the first weight that does not fit `model`.
+
+        Weights that the posterior does not hold have to be the ones that it was trained with.
+        """
+        model = unwrapped(model)
+        own = {name: tuple(tensor.shape) for name, tensor in named_weights(model).items()}
         shapes = self._shapes()
         for name, shape in shapes.items():
             if name not in own and name in model.state_dict(keep_vars=True):
@@ -119,7 +135,17 @@ class Posterior(ABC):
                     f"weight {name!r} has shape {shape} in the posterior but {own[name]} in "
                     f"{type(model).__name__}: use the model that it was trained with"
                 )
-        missing = [n for n, p in model.named_parameters() if n not in shapes and p.requires_grad]
+        if self.rest:
+            if digest_of_rest(model, shapes) != self.rest:
+                raise ValueError(
+                    f"the posterior holds {len(shapes)} of the {len(own)} weights of a "
+                    f"{self.model_name or 'model'}, and the rest of the network is not the one that the "
+                    "posterior was trained with: load its weights first, as they were in training"
+                )
+            return
+        missing = [
+            n for n, p in named_parameters(model).items() if n not in shapes and p.requires_grad
+        ]
         if missing:
             raise ValueError(
                 f"the posterior of a {self.model_name or 'model'} has no weight {missing[0]!r}, which "
@@ -157,7 +183,7 @@ class Posterior(ABC):
         }
         write_tensors(
             Path(path), tensors, kind=self.kind, model_name=self.model_name,
-            settings=self._file_settings(),
+            settings=self._file_settings() | ({"rest": self.rest} if self.rest else {}),
         )  # fmt: skip
 
     def __repr__(self) -> str:
@@ -171,10 +197,11 @@ class StoredPosterior(Posterior):
     Args:
         mean: The mean weights, and buffers if the draws share some.
         model_name: The class name of their model.
+        rest: `digest_of_rest` of the model without these weights; empty if they are all.
     """
 
-    def __init__(self, mean: Weights, model_name: str) -> None:
-        self._mean, self.model_name = copied(mean), model_name
+    def __init__(self, mean: Weights, model_name: str, rest: str = "") -> None:
+        self._mean, self.model_name, self.rest = copied(mean), model_name, rest
 
     def mean(self) -> Weights:
         """Return the mean weights."""

@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from torchbayes.core.names import named_weights
 from torchbayes.core.storage import PosteriorFileError, atomic_path, read_tensors, write_tensors
+from torchbayes.posterior.partial import digest_of_rest, held_names
 from torchbayes.posterior.point import Point
 from torchbayes.posterior.posterior import Posterior, Weights, copied, lent, snapshot
 
@@ -23,9 +25,13 @@ class Samples(Posterior):
     """A bank of weight snapshots: the members of an ensemble or the states of a chain.
 
     Args:
-        model: The network whose weights and buffers `append()` copies.
+        model: The network whose weights `append()` copies: those that require a gradient, with the buffers
+            that change in training. If these are not all, `rest` is the digest of the others, which must
+            not change from one snapshot to the next.
         folder: Keep the snapshots as files in this folder and read them one at a time, for banks that
             do not fit in memory. A folder that already has snapshots is continued.
+        rest: For snapshots that are passed to `append`: `digest_of_rest` of their model, if they hold some
+            of its weights only.
 
     Example:
         >>> import torch, torchbayes as tb
@@ -41,8 +47,11 @@ class Samples(Posterior):
     kind = "samples"
     _lends_own = True
 
-    def __init__(self, model: nn.Module | None = None, *, folder: str | Path | None = None) -> None:
-        self._model = model
+    def __init__(
+        self, model: nn.Module | None = None, *, folder: str | Path | None = None, rest: str = ""
+    ) -> None:
+        self._model, self.rest = model, rest
+        self._held = None if model is None else held_names(model)
         self._memory: list[Weights] = []
         self._memory_chains: list[int] = []
         self.folder = None if folder is None else Path(folder)
@@ -59,6 +68,10 @@ class Samples(Posterior):
                     f"{self.folder} has {len(found)} draws but no {self._file(self._count).name}: copy the "
                     "whole folder again, or remove the draws after the gap"
                 )
+            if self._count:
+                header = read_tensors(self._file(0))[0]
+                self.model_name = header["model"]
+                self.rest = str(header["settings"].get("rest", ""))
 
     def _file(self, index: int) -> Path:
         assert self.folder is not None
@@ -71,7 +84,7 @@ class Samples(Posterior):
                 raise ValueError(
                     "append() has no model to take a snapshot of: create Samples(model) or pass weights"
                 )
-            weights = snapshot(self._model)
+            weights = self._snapshot(self._model)
         self._check_like_first(weights)
         if self.folder is None:
             self._memory.append(copied(weights))
@@ -80,9 +93,24 @@ class Samples(Posterior):
             named = {f"mean/{name}": tensor for name, tensor in weights.items()}
             write_tensors(
                 self._file(self._count), named, kind=Point.kind, model_name=self.model_name,
-                settings={"chain": chain},
+                settings={"chain": chain} | ({"rest": self.rest} if self.rest else {}),
             )  # fmt: skip
         self._count += 1
+
+    def _snapshot(self, model: nn.Module) -> Weights:
+        if self._count == 0 or self._held is None:
+            # Which buffers training changes shows in the modules' mode, now or when the bank was made.
+            also = held_names(model) if self._count == 0 else list(self._shapes())
+            self._held = [n for n in named_weights(model) if n in {*also, *(self._held or ())}]
+        rest = digest_of_rest(model, self._held)
+        if self._count == 0:
+            self.rest = rest
+        elif rest != self.rest:
+            raise ValueError(
+                "weights or buffers that these Samples do not hold have changed since the first snapshot: "
+                "set requires_grad on all that is trained, and let the rest be in eval mode"
+            )
+        return snapshot(model, self._held)
 
     def _check_like_first(self, weights: Weights) -> None:
         if self._count == 0:

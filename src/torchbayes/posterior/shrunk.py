@@ -27,6 +27,7 @@ class ShrunkGaussian(StoredPosterior):
         directions: For each of these weights a tensor of shape (rank, *weight.shape): the columns of V.
         shrinkage: s, of shape (rank,), between 0 and 1.
         model_name: The class name of their model.
+        rest: `digest_of_rest` of their model if some of its weights are not held.
 
     Example:
         >>> import torch, torchbayes as tb
@@ -40,9 +41,9 @@ class ShrunkGaussian(StoredPosterior):
 
     def __init__(
         self, mean: Weights, std: Weights, directions: Weights, shrinkage: Tensor, *,
-        model_name: str = "",
+        model_name: str = "", rest: str = "",
     ) -> None:  # fmt: skip
-        super().__init__(mean, model_name)
+        super().__init__(mean, model_name, rest)
         self._std, self._directions = copied(std), copied(directions)
         self._shrinkage = shrinkage.detach().clone()
         if self._std.keys() != self._directions.keys() or not self._std.keys() <= mean.keys():

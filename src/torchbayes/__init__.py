@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from torchbayes.average import HWA as HWA, SWA as SWA, SWAG as SWAG
     from torchbayes.checks.verify import verify as verify
     from torchbayes.data import load_data as load_data
+    from torchbayes.laplace import Laplace as Laplace
     from torchbayes.likelihood import (
         Categorical as Categorical,
         GaussianNoise as GaussianNoise,
@@ -92,6 +93,7 @@ else:
         "average": "HWA SWA SWAG",
         "checks.verify": "verify",
         "data": "load_data",
+        "laplace": "Laplace",
         "likelihood": "Categorical GaussianNoise Likelihood",
         "posterior": (
             "Gaussian KroneckerGaussian LowRankGaussian Point Posterior Samples Weights latents load snapshot"

@@ -138,7 +138,8 @@ class Uses:
         tracker: Knowledge of the tensors.
         keeps: Keep the records of a backward pass in `records` instead of adding their squares, and allow
             several passes through one graph. Rules then use the plain torch function and hooks alone, so
-            that a pass to `edges` computes no gradient of a weight.
+            that a pass to `edges` computes no gradient of a weight. The record of a weight's only use goes
+            to `receiver` at once, if there is one, and is not kept.
 
     Attributes:
         examples: Number of examples of all backward passes of the block.
@@ -150,6 +151,7 @@ class Uses:
 
     def __init__(self, tracker: Tracker, keeps: bool = False) -> None:
         self.tracker, self.keeps = tracker, keeps
+        self.receiver: Callable[[Record], None] | None = None
         self.scratch = Workspace()
         self._totals: dict[int, Tensor] = {}
         self.clear()
@@ -209,6 +211,10 @@ class Uses:
 
     def defer(self, record: Record) -> None:
         """Keep a record until the end of the backward pass."""
+        key = id(record.target)
+        if self.receiver is not None and key in self.tracker.weights and self._pending[key] == 1:
+            self.receiver(record)
+            return
         self._deferred.append(record)
         self._deferred_roots.update(id(r) for r in self.tracker.roots(record.target))
 

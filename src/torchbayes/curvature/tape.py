@@ -8,10 +8,12 @@ every weight a record of its examples' gradients.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
 
 from torchbayes.curvature.accumulate import Record, Uses
 from torchbayes.curvature.capture import Capture, Tracker
@@ -68,6 +70,11 @@ class Tape(Capture):
     def __init__(self, model: nn.Module, parameters: Mapping[str, Tensor]) -> None:
         super().__init__(model, parameters)
         self.uses = Uses(self.tracker, keeps=True)
+        self._found: tuple[int, list[GradientEdge]] | None = None
+
+    def _clear(self) -> None:
+        super()._clear()
+        self._found = None
 
     def backward(self, outputs: Tensor, column: Tensor) -> dict[str, Record]:
         """Differentiate Σ column · outputs; return a record for every weight that takes part, by name.
@@ -76,11 +83,60 @@ class Tape(Capture):
             outputs: Outputs of the model, computed inside the block.
             column: Gradient of the outputs.
         """
-        edges = list(self.uses.edges)
+        self._run(outputs, column)
+        return self._by_name()
+
+    def stream(
+        self, outputs: Tensor, column: Tensor, receive: Callable[[str, Record], None]
+    ) -> None:
+        """Like `backward`, but hand over the record of a weight that is used once when it is there.
+
+        Args:
+            outputs: Outputs of the model, computed inside the block.
+            column: Gradient of the outputs.
+            receive: Called with a weight's name and its record.
+        """
+        names = self.tracker.names
+        self.uses.receiver = lambda record: receive(names[id(record.target)], record)
+        try:
+            self._run(outputs, column)
+        finally:
+            self.uses.receiver = None
+        for name, record in self._by_name().items():
+            receive(name, record)
+
+    def _run(self, outputs: Tensor, column: Tensor) -> None:
         self.uses.records = []
+        edges = self._ends()
         if edges:
             with torch._C.DisableTorchFunction():
                 torch.autograd.grad(outputs, edges, column, retain_graph=True, allow_unused=True)
+
+    def _ends(self) -> list[GradientEdge]:
+        """Return the edges that no other one lies behind: the way to them leads through all others.
+
+        The gradients at these edges are results of the pass and stay in memory until its end.
+        """
+        if self._found is not None and self._found[0] == len(self.uses.edges):
+            return self._found[1]
+        wanted = {edge.node for edge in self.uses.edges}
+        leads: dict[Any, bool] = {}  # whether the way from a node, beyond it, leads to a wanted one
+        for start in wanted:
+            stack = [(start, False)]
+            while stack:
+                node, seen = stack.pop()
+                after = [n for n, _ in node.next_functions if n is not None]
+                if seen:
+                    leads[node] = any(n in wanted or leads[n] for n in after)
+                elif node not in leads:
+                    leads[node] = False
+                    stack.append((node, True))
+                    stack.extend((n, False) for n in after if n not in leads)
+        ends = [edge for edge in self.uses.edges if not leads[edge.node]]
+        self._found = len(self.uses.edges), ends
+        return ends
+
+    def _by_name(self) -> dict[str, Record]:
         by_weight: dict[int, list[Record]] = {}
         for record in self.uses.records:
             for root in self.tracker.roots(record.target):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -75,10 +76,11 @@ def warn_of_untrained(
     precision: Mapping[str, Tensor], means: Mapping[str, Tensor], train_size: int, inputs: Any,
     targets: Tensor,
 ) -> None:  # fmt: skip
-    """Warn if a gradient step lowers −log p(targets, weights) much: at its maximum none does.
+    """Warn if a gradient step lowers both the loss and the loss with the prior much: at a minimum none does.
 
-    The step is computed from one half of the examples and judged by the other: at the maximum, the gradient
-    of a few examples is noise, and does not help others.
+    Of either, because a network may have been trained without this prior. The step is computed from one half
+    of the examples and judged by the other: at the minimum, the gradient of a few examples is noise, and does
+    not help others.
 
     Args:
         model: The network, with its weights of the subset alone requiring a gradient; restored afterwards.
@@ -90,41 +92,47 @@ def warn_of_untrained(
         inputs: Some of the training inputs.
         targets: Their targets.
     """
-    def objective(half: int) -> Tensor:
-        part = map_tensors(inputs, lambda t: t[half::2] if t.dim() else t)
-        nll = likelihood.loss(call(model, part), targets[half::2])
-        pull = sum(
-            (precision[n] * (w.double() - means[n]).square()).sum() for n, w in weights.items()
-        )
-        return nll.double() + 0.5 * pull / train_size
 
-    gradients = torch.autograd.grad(objective(0), list(weights.values()), allow_unused=True)
-    direction = {
-        name: torch.zeros_like(w) if g is None else g
-        for (name, w), g in zip(weights.items(), gradients, strict=True)
-    }
-    norm = float(sum(g.double().square().sum() for g in direction.values())) ** 0.5
-    if norm == 0:
-        return
-    kept = {name: w.detach().clone() for name, w in weights.items()}
-    with torch.no_grad():
-        before = float(objective(1))
-        best = before
-        try:
-            for step in _STEPS:
-                for name, w in weights.items():
-                    # A step of 1 would bring a loss that is linear in it to 0.
-                    torch.sub(kept[name], direction[name], alpha=step * abs(before) / norm**2, out=w.data)
-                best = min(best, float(objective(1)))
-        finally:
-            for name, w in weights.items():
-                w.data.copy_(kept[name])
-    gain = before - best
+    def loss(half: int, with_prior: bool) -> Tensor:
+        part = map_tensors(inputs, lambda t: t[half::2] if t.dim() else t)
+        nll = likelihood.loss(call(model, part), targets[half::2]).double()
+        if not with_prior:
+            return nll
+        pulls = [
+            (precision[n] * (w.double() - means[n]).square()).sum() for n, w in weights.items()
+        ]
+        return nll + 0.5 * torch.stack(pulls).sum() / train_size
+
+    found = [_descent(partial(loss, with_prior=p), list(weights.values())) for p in (False, True)]
+    norm, before, after = min(found, key=lambda each: each[1] - each[2])
+    gain = before - after
     if gain > _NATS and gain > _SHARE * abs(before):
         warnings.warn(
-            f"the network is not at a maximum of the posterior: a gradient step (norm {norm:.3g}) lowers the "
-            f"loss with its prior from {before:.3g} to {best:.3g}, and Laplace's Gaussian belongs at its "
-            "minimum; train the network longer, with the prior that you give here",
+            f"the network is not at a maximum of the posterior: a gradient step (norm {norm:.3g}) lowers its "
+            f"loss from {before:.3g} to {after:.3g}, and Laplace's Gaussian belongs at the minimum; train the "
+            "network longer, with the prior that you give here",
             UserWarning,
             stacklevel=3,
         )
+
+
+def _descent(loss: Callable[[int], Tensor], weights: list[Tensor]) -> tuple[float, float, float]:
+    """Return the gradient's norm for half 0, and the loss of half 1 before and after the best step."""
+    gradients = torch.autograd.grad(loss(0), weights, allow_unused=True)
+    norm = float(sum(g.double().square().sum() for g in gradients if g is not None)) ** 0.5
+    kept = [w.detach().clone() for w in weights]
+    with torch.no_grad():
+        before = float(loss(1))
+        best = before
+        try:
+            for step in _STEPS if norm > 0 else ():
+                # A step of 1 would bring a loss that is linear in it to 0.
+                rate = step * abs(before) / norm**2
+                for w, own, g in zip(weights, kept, gradients, strict=True):
+                    if g is not None:
+                        torch.sub(own, g, alpha=rate, out=w.data)
+                best = min(best, float(loss(1)))
+        finally:
+            for w, own in zip(weights, kept, strict=True):
+                w.data.copy_(own)
+    return norm, before, best

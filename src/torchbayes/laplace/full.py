@@ -28,6 +28,7 @@ class Full(Structure):
     """H, with a row and a column for every weight."""
 
     name = "full"
+    streams = False
 
     def __init__(self, weights: Weights) -> None:
         super().__init__(weights)

@@ -24,6 +24,8 @@ from torchbayes.posterior.partial import digest_of_rest
 __all__ = ["Batches", "Checkpoint", "gather"]
 
 _KIND = "laplace-statistics"
+CHECKPOINT_SECONDS = 30.0
+"""Time between two files of a pass."""
 
 
 class Batches:
@@ -120,20 +122,18 @@ class Checkpoint:
         folder: Folder of the file; nothing is written if None.
         model: The network.
         settings: What the sums depend on besides the network and the data.
-        seconds: Time between two files.
     """
 
     def __init__(
-        self, folder: str | Path | None, model: nn.Module, settings: dict[str, Any],
-        seconds: float = 30.0,
-    ) -> None:  # fmt: skip
+        self, folder: str | Path | None, model: nn.Module, settings: dict[str, Any]
+    ) -> None:
         rank = distributed.rank()
         name = "laplace.safetensors" if distributed.world_size() == 1 else f"laplace-{rank}.safetensors"
         self.path = None if folder is None else Path(folder) / name
         self._settings = settings
         if self.path is not None:
             self._settings = settings | {"digest": digest_of_rest(model, [])}
-        self._seconds, self._model_name = seconds, type(model).__name__
+        self._model_name = type(model).__name__
         self._saved = time.monotonic()
 
     def load(
@@ -152,7 +152,8 @@ class Checkpoint:
                 )
         device = next(iter(structure.weights.values())).device
         generator.set_state(tensors.pop("generator"))
-        structure.sums = {name: tensor.to(device) for name, tensor in tensors.items()}
+        # Copies in torch's own alignment: a product's last bit may depend on it.
+        structure.sums = {name: tensor.to(device).clone() for name, tensor in tensors.items()}
         if isinstance(structure, Kronecker):
             structure.biases = dict(settings["biases"])
         observed.examples, observed.count = settings["examples"], settings["count"]
@@ -165,8 +166,8 @@ class Checkpoint:
     ) -> None:  # fmt: skip
         """Write the sums if it is time to, or if the pass is finished."""
         if self.path is None or not (
-            finished or time.monotonic() - self._saved >= self._seconds
-        ):  # fmt: skip
+            finished or time.monotonic() - self._saved >= CHECKPOINT_SECONDS
+        ):
             return
         about = {
             "examples": observed.examples, "count": observed.count, "total": observed.total,
@@ -178,6 +179,16 @@ class Checkpoint:
             model_name=self._model_name, settings=self._settings | about,
         )  # fmt: skip
         self._saved = time.monotonic()
+
+
+@torch.no_grad()
+def _add(
+    structure: Structure, tape: Tape, outputs: Tensor, column: Tensor, first: bool
+) -> None:
+    if structure.streams:
+        tape.stream(outputs, column, lambda name, record: structure.add({name: record}, first))
+    else:
+        structure.add(tape.backward(outputs, column), first)
 
 
 def gather(
@@ -217,9 +228,7 @@ def gather(
                 made = columns(kind, observed.likelihood, fixed, targets, generator, samples)
                 with torch._C.DisableTorchFunction():
                     for place, column in enumerate(made):
-                        records = tape.backward(outputs, column)
-                        with torch.no_grad():
-                            structure.add(records, place == 0)
+                        _add(structure, tape, outputs, column, place == 0)
             checkpoint.save(structure, observed, generator, index + 1, False)
         checkpoint.save(structure, observed, generator, index + 1, True)
     if distributed.any_of([observed.examples == 0])[0]:

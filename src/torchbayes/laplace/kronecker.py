@@ -36,8 +36,8 @@ __all__ = ["Kronecker"]
 
 # From this number of positions on, a product per example is faster than rearranging the whole batch.
 _MANY_POSITIONS = 64
-# Up to this size eigenvalues are computed in double precision: it takes twice the time.
-_DOUBLE_UP_TO = 1024
+# Up to this size eigenvalues are computed in double precision, which takes twice the time.
+_DOUBLE_UP_TO = 128
 
 
 def _factored(record: Record) -> bool:
@@ -122,7 +122,7 @@ class Kronecker(Structure):
                     self.sums[f"rows/{name}"] += rows
                 continue
             beside = names.get(id(record.beside)) if isinstance(record, VectorRecord) else None
-            if beside is not None and beside in records and _factored(records[beside]):
+            if beside is not None and f"outputs/{beside}" in self.sums:  # its record came before
                 self.biases[name] = beside
             else:
                 record.write_to(self._sum(f"squares/{name}", weight.shape, weight), False)

@@ -41,6 +41,7 @@ class LowRank(Structure):
     """
 
     name = "low_rank"
+    streams = False
 
     def __init__(self, weights: Weights, rank: int) -> None:
         super().__init__(weights)

@@ -73,6 +73,8 @@ class Structure(ABC):
     """
 
     name: ClassVar[str]
+    streams: ClassVar[bool] = True
+    """Whether `add` may be called for one weight at a time."""
 
     def __init__(self, weights: Weights) -> None:
         self.weights = weights

@@ -18,12 +18,14 @@ from torchbayes.curvature import Tape
 from torchbayes.laplace.checks import Some
 from torchbayes.laplace.kronecker import Kronecker
 from torchbayes.laplace.outputs import Observed, columns
-from torchbayes.laplace.structure import Structure
+from torchbayes.laplace.structure import Structure, record_size
 from torchbayes.posterior.partial import digest_of_rest
 
 __all__ = ["Batches", "Checkpoint", "gather"]
 
 _KIND = "laplace-statistics"
+# Inputs and gradients of the layers that a piece of a batch holds. Larger ones leave the cache.
+_PIECE = 8 << 20
 CHECKPOINT_SECONDS = 30.0
 """Time between two files of a pass."""
 
@@ -181,6 +183,16 @@ class Checkpoint:
         self._saved = time.monotonic()
 
 
+def _piece_size(model: nn.Module, tape: Tape, inputs: Any) -> int:
+    """Return the number of examples whose records have about `_PIECE` bytes."""
+    with tape.block():
+        outputs = call(model, slice_batch(inputs, 0, 1))
+        with torch._C.DisableTorchFunction():
+            records = tape.backward(outputs, torch.ones_like(outputs))
+    count = sum(sum(record_size(record)) for record in records.values())
+    return max(1, _PIECE // max(1, count * outputs.element_size()))
+
+
 @torch.no_grad()
 def _add(
     structure: Structure, tape: Tape, outputs: Tensor, column: Tensor, first: bool
@@ -217,18 +229,22 @@ def gather(
         )
     if not finished:
         tape = Tape(model, structure.weights)
-        index = start - 1
+        index, size = start - 1, 0
         for index, inputs, targets in batches.each(start):
             inputs, targets = to_device(inputs, device), targets.to(device)
             some.add(inputs, targets)
-            with tape.block():
-                outputs = call(model, inputs)
-                fixed = outputs.detach()
-                observed.add(fixed, targets)
-                made = columns(kind, observed.likelihood, fixed, targets, generator, samples)
-                with torch._C.DisableTorchFunction():
-                    for place, column in enumerate(made):
-                        _add(structure, tape, outputs, column, place == 0)
+            size = size or _piece_size(model, tape, inputs)
+            for first in range(0, len(targets), size):
+                piece = slice_batch(inputs, first, first + size)
+                labels = targets[first : first + size]
+                with tape.block():
+                    outputs = call(model, piece)
+                    fixed = outputs.detach()
+                    observed.add(fixed, labels)
+                    made = columns(kind, observed.likelihood, fixed, labels, generator, samples)
+                    with torch._C.DisableTorchFunction():
+                        for place, column in enumerate(made):
+                            _add(structure, tape, outputs, column, place == 0)
             checkpoint.save(structure, observed, generator, index + 1, False)
         checkpoint.save(structure, observed, generator, index + 1, True)
     if distributed.any_of([observed.examples == 0])[0]:

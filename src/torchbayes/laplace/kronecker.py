@@ -48,32 +48,39 @@ def _factored(record: Record) -> bool:
 
 
 def _add_inputs(record: Record, total: Tensor) -> int:
-    """Add Σ a aᵀ over examples and positions to `total`; return their number."""
+    """Add Σ a aᵀ over examples and positions to `total`, its lower triangle; return their number."""
     if isinstance(record, LinearRecord):
         rows = record.x.reshape(-1, record.x.shape[-1])
         total.addmm_(rows.t(), rows)
         return len(rows)
     assert isinstance(record, ConvRecord)
     patches = record.patches()
-    step = max(1, 4 * CHUNK // (patches.rows * patches.positions))
+    step = max(1, CHUNK // (patches.rows * patches.positions))
     for start in range(0, record.examples, step):
         _add_outer(patches.of(start, min(start + step, record.examples)), total)
     return record.examples * patches.positions
 
 
 def _add_outer(features: Tensor, total: Tensor) -> None:
-    """Add Σ f fᵀ for features of shape (examples, features, positions)."""
-    if features.shape[2] >= _MANY_POSITIONS:
-        total.addbmm_(features, features.transpose(1, 2))
-    else:
+    """Add the lower triangle of Σ f fᵀ, for features of shape (examples, features, positions)."""
+    if features.shape[2] < _MANY_POSITIONS:
         rows = features.transpose(1, 2).reshape(-1, features.shape[1])
         total.addmm_(rows.t(), rows)
+        return
+    # Blocks of columns, each from the diagonal down: half the products, which are symmetric.
+    size = -(-len(total) // (4 if len(total) >= 512 else 2))
+    for start in range(0, len(total), size):
+        stop = min(start + size, len(total))
+        total[start:, start:stop].addbmm_(
+            features[:, start:], features[:, start:stop].transpose(1, 2)
+        )
 
 
 def _add_outputs(record: Record, total: Tensor) -> None:
     """Add Σ g gᵀ over examples and positions to `total`."""
     if isinstance(record, ConvRecord):
-        _add_outer(record.g.flatten(2), total)
+        channels = record.g.transpose(0, 1).reshape(len(total), -1)
+        total.addmm_(channels, channels.t())
     else:
         assert isinstance(record, LinearRecord)
         rows = record.g.reshape(-1, record.g.shape[-1])
@@ -90,7 +97,7 @@ class _Factor:
     @classmethod
     def of(cls, matrix: Tensor) -> _Factor:
         work = matrix.double() if len(matrix) <= _DOUBLE_UP_TO else matrix
-        values, vectors = torch.linalg.eigh(work)
+        values, vectors = torch.linalg.eigh(work, UPLO="L")
         return cls(values.double().clamp_min(0), vectors.to(matrix.dtype))
 
 
@@ -128,12 +135,12 @@ class Kronecker(Structure):
                 record.write_to(self._sum(f"squares/{name}", weight.shape, weight), False)
 
     def finish(self) -> None:
-        """Compute eigenvalues; weights that took no part have zeros."""
+        """Compute the factors' eigenvalues, which take their place; weights that took no part have zeros."""
         for name, weight in self.weights.items():
             if f"inputs/{name}" in self.sums:
-                mean = self.sums[f"inputs/{name}"] / self.sums[f"rows/{name}"].clamp_min(1)
-                self._inputs[name] = _Factor.of(mean.to(self.sums[f"inputs/{name}"].dtype))
-                self._outputs[name] = _Factor.of(self.sums[f"outputs/{name}"])
+                rows = float(self.sums.pop(f"rows/{name}"))
+                self._inputs[name] = _Factor.of(self.sums.pop(f"inputs/{name}").div_(rows))
+                self._outputs[name] = _Factor.of(self.sums.pop(f"outputs/{name}"))
             elif name not in self.biases:
                 self._sum(f"squares/{name}", weight.shape, weight)
         one = torch.ones(1, 1)

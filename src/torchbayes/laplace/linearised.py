@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torchbayes.core.batch import batch_len, call, slice_batch
 from torchbayes.curvature import Tape
 from torchbayes.curvature.accumulate import Record
-from torchbayes.laplace.structure import Records, Solved, Structure
+from torchbayes.laplace.structure import Records, Solved, Structure, record_size
 
 __all__ = ["Moments", "moments"]
 
@@ -68,14 +68,6 @@ def moments(
                 yield _moments(tape, outputs, list(structure.weights), solved, what, at_once)
 
 
-def _numbers(record: Record) -> tuple[int, int]:
-    """Count the numbers of a record: those of its input, shared by all columns, and the others."""
-    tensors = {k: v.numel() for k, v in vars(record).items() if isinstance(v, Tensor)}
-    tensors.pop("target", None)
-    shared = tensors.pop("x", 0)
-    return shared, sum(tensors.values())
-
-
 def _measure(
     model: nn.Module, tape: Tape, structure: Structure, inputs: Any, what: str, max_memory: int
 ) -> tuple[int, int]:
@@ -86,7 +78,7 @@ def _measure(
             records = tape.backward(outputs, torch.ones_like(outputs))
     outputs_count = outputs[0].numel()
     each = outputs.element_size()
-    shared, own = map(sum, zip(*map(_numbers, records.values()), strict=True))
+    shared, own = map(sum, zip(*map(record_size, records.values()), strict=True))
     held = outputs_count if what == "covariance" else 2
     # A forward pass keeps about as much as the layers' inputs and outputs.
     graph = each * (2 * shared + own * (1 + held) + held * outputs_count)

@@ -19,7 +19,7 @@ from torchbayes.curvature.accumulate import Record
 from torchbayes.curvature.linear import LinearRecord
 from torchbayes.posterior import Posterior, Weights
 
-__all__ = ["Precision", "Records", "Solved", "Structure", "rows_of"]
+__all__ = ["Precision", "Records", "Solved", "Structure", "record_size", "rows_of"]
 
 Records = Mapping[str, Record]
 """The examples' gradients in one backward pass, by weight."""
@@ -33,6 +33,15 @@ def rows_of(records: Records, name: str, like: Tensor, start: int, stop: int) ->
     if name not in records:
         return like.new_zeros(stop - start, like.numel())
     return records[name].per_example(start, stop).flatten(1)
+
+
+def record_size(record: Record) -> tuple[int, int]:
+    """Count the numbers of a record: those of its input, shared by all columns, and the others."""
+    tensors = {k: v.numel() for k, v in vars(record).items() if isinstance(v, Tensor)}
+    for other in ("target", "beside"):
+        tensors.pop(other, None)
+    shared = tensors.pop("x", 0)
+    return shared, sum(tensors.values())
 
 
 def _row_size(record: Record, weight: Tensor) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,8 @@ class Batches:
     def first(self) -> tuple[Any, Tensor]:
         """Return the first batch."""
         for batch in self._source:
+            if iter(self._source) is self._source:  # an iterator, which gives it only once
+                self._source = chain([batch], self._source)
             return _with_targets(batch)
         raise ValueError("the training data have no batches: Laplace needs at least one example")
 

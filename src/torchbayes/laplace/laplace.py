@@ -80,6 +80,7 @@ class Laplace:
         folder: Folder for the statistics. If the pass is stopped, the same call resumes it; when it was
             finished, the same call needs no pass.
         generator: Source of the labels of `"sampled"`.
+        check: Warn of a network in training mode, and of one that is far from a maximum of the posterior.
 
     Attributes:
         names: Names of the uncertain weights.
@@ -102,7 +103,7 @@ class Laplace:
         structure: str = "kronecker", subset: Subset = "all", prior: PriorLike = 1.0,
         curvature: str | None = None, samples: int = 1, rank: int = 20, batch_size: int = 128,
         train_size: int | None = None, folder: str | Path | None = None,
-        generator: torch.Generator | None = None,
+        generator: torch.Generator | None = None, check: bool = True,
     ) -> None:  # fmt: skip
         _one_of("structure", structure, _STRUCTURES)
         if curvature is not None:
@@ -111,7 +112,8 @@ class Laplace:
             if value < 1:
                 raise ValueError(f"{what} is {value}: expected a whole number of at least 1")
         network = unwrapped(model.model if isinstance(model, Wrapper) else model)
-        warn_of_training_mode(network)
+        if check:
+            warn_of_training_mode(network)
         batches = Batches(train_data, batch_size)
         self.model = copy.deepcopy(network).eval()
         parameters = named_parameters(self.model)
@@ -150,7 +152,7 @@ class Laplace:
         _check_size(self.train_size, train_size, batches.size)
         if estimated:
             self._set_noise(math.sqrt(self._observed.total / self._observed.count))
-        kept = some.joined()
+        kept = some.joined() if check else None
         if kept is not None:
             warn_of_untrained(
                 self.model, self.likelihood, weights, self._precision, self._means, self.train_size,

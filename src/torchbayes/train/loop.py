@@ -234,7 +234,7 @@ class Training:
 
     def _training_batches(self) -> Iterator[Any]:
         for batch in self.loader.batches(self.epoch):
-            yield to_device(split_batch(batch)[0], self.device)
+            yield to_device(split_batch(batch), self.device)
 
     def _pause(self, stop: StopRequest) -> tuple[bool, bool]:
         """Whether to save now, and whether to stop afterwards.

@@ -1,11 +1,11 @@
 """Time and peak memory of a Laplace posterior against laplace-torch with its default back end.
 
-The networks are those of steps.py. Both libraries take turns (A, B, A, B, …) on the same network and data; ratios
-are of medians, with quartiles. Peak memory is that of a process of its own, above what the process has before
-the pass. Where laplace-torch refuses a network or needs too much memory, its column says so.
+The networks are those of steps.py. Both libraries take turns (A, B, A, B, …) on the same network and data;
+ratios are of medians, with quartiles. Peak memory is that of a process of its own, above what the process
+has before the pass. Where laplace-torch refuses a network or needs too much memory, its column says so.
 
     pip install --no-deps -r tests/laplace/peer.txt
-    python benchmarks/laplace_posterior.py [--network mlp] [--structure diagonal] [--rounds 3] [--threads 1] [--json FILE]
+    python benchmarks/laplace_posterior.py [--network mlp] [--structure diagonal] [--rounds 3] [--json FILE]
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Precision, evidence and predictive equal those of laplace-torch 0.3, which is installed aside.
 
-    pip install --no-deps -r tests/laplace/peer.txt
+pip install --no-deps -r tests/laplace/peer.txt
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def test_equal_to_laplace_torch(name: str, structure: str) -> None:
 
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_the_evidence_is_the_same_function(structure: str) -> None:
-    # Its values only: the gradient of laplace-torch's Kronecker evidence in the noise is not that of its values.
+    # Its values: the gradient of laplace-torch's Kronecker evidence in the noise is not that of its values.
     other, own = theirs("linear", structure, 2.0), task("linear").laplace(structure=structure)
     for delta, noise in ((0.1, 0.2), (5.0, 0.3), (0.7, 1.0)):
         there = float(other.log_marginal_likelihood(torch.tensor(delta), torch.tensor(noise)))

@@ -16,12 +16,15 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import torchbayes as tb
 from tests.laplace.networks import task
+from tests.processes import processes
 
 
 def test_dropout_in_training_mode_is_switched_off_with_a_warning() -> None:
     own = task("conv")
     net = nn.Sequential(own.net, nn.Dropout(0.5)).train()
-    with pytest.warns(UserWarning, match=r"training mode, in which '1' \(Dropout\).*model.eval\(\)"):
+    with pytest.warns(
+        UserWarning, match=r"training mode, in which '1' \(Dropout\).*model.eval\(\)"
+    ):
         first = tb.Laplace(net, (own.x, own.y), structure="diagonal")
     assert net.training
     net.eval()
@@ -128,7 +131,7 @@ def test_kronecker_takes_one_precision_per_tensor() -> None:
 
 def test_bad_questions() -> None:
     la, regression = task("conv").laplace(), task("linear").laplace()
-    with pytest.raises(ValueError, match="link is 'probits'.*did you mean 'probit'"):
+    with pytest.raises(ValueError, match=r"link is 'probits'.*did you mean 'probit'"):
         la.predictive(task("conv").x, "probits")
     with pytest.raises(ValueError, match="is for classes"):
         regression.predictive(task("linear").x, "probit")
@@ -201,3 +204,37 @@ def test_a_shuffled_loader_cannot_resume(tmp_path: Path, monkeypatch: pytest.Mon
     loader = DataLoader(TensorDataset(own.x, own.y), 8, shuffle=True)
     with pytest.raises(ValueError, match="another order at every pass"):
         tb.Laplace(own.net, loader, folder=tmp_path)
+
+
+# Processes.
+
+
+def _shared(folder: str) -> None:
+    """One process of a group: fit and, in the first, write the evidence of every structure."""
+    from torchbayes.core import distributed
+
+    with distributed.process_group():
+        own = task("norm")
+        loader = DataLoader(TensorDataset(own.x, own.y), 8)
+        found = [
+            tb.Laplace(own.net, each, structure=structure, batch_size=8).log_marginal_likelihood()
+            for structure in ("diagonal", "kronecker", "full", "low_rank")
+            for each in ((own.x, own.y), loader)
+        ]
+        if distributed.rank() == 0:
+            torch.save(torch.stack(found), Path(folder) / "evidence.pt")
+
+
+def test_two_processes_share_the_data(tmp_path: Path) -> None:
+    ended = processes(2, _shared, str(tmp_path))
+    assert ended.returncode == 0, ended.stderr
+    found = torch.load(tmp_path / "evidence.pt")
+    own = task("norm")
+    expected = [
+        own.laplace(structure=structure, batch_size=8).log_marginal_likelihood()
+        for structure in ("diagonal", "kronecker", "full", "low_rank")
+        for _ in range(2)
+    ]
+    # The low-rank directions are found in another order.
+    torch.testing.assert_close(found[:6], torch.stack(expected)[:6], rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(found[6:], torch.stack(expected)[6:], rtol=2e-2, atol=0.0)

@@ -47,14 +47,18 @@ def covariance(la: tb.Laplace) -> Tensor:
     if isinstance(q, tb.posterior.ShrunkGaussian):
         std = torch.diag(flattened(groups["std"], la.names))
         v = torch.cat([groups["directions"][n].flatten(1) for n in la.names], 1)
-        root = std @ (torch.eye(len(std)) - v.t() @ torch.diag(groups["shrinkage"]["shrinkage"]) @ v)
+        root = std @ (
+            torch.eye(len(std)) - v.t() @ torch.diag(groups["shrinkage"]["shrinkage"]) @ v
+        )
         return root @ root.t()
     blocks = []
     for name in la.names:
         if name in groups["std"]:
             blocks.append(torch.diag(groups["std"][name].flatten().square()))
             continue
-        basis = torch.kron(groups["outputs"][name].contiguous(), groups["inputs"][name].contiguous())
+        basis = torch.kron(
+            groups["outputs"][name].contiguous(), groups["inputs"][name].contiguous()
+        )
         blocks.append(basis @ torch.diag(groups["scales"][name].flatten().square()) @ basis.t())
     return torch.block_diag(*blocks)
 
@@ -62,7 +66,9 @@ def covariance(la: tb.Laplace) -> Tensor:
 # Closed forms.
 
 
-def bayesian_regression(x: Tensor, y: Tensor, delta: float, noise: float) -> tuple[Tensor, Tensor, float]:
+def bayesian_regression(
+    x: Tensor, y: Tensor, delta: float, noise: float
+) -> tuple[Tensor, Tensor, float]:
     """Posterior mean and covariance of (weights, bias), and the log evidence, of y ~ N(Xw + b, σ²)."""
     phi = torch.cat([x, torch.ones(len(x), 1)], 1).double()
     precision = phi.t() @ phi / noise**2 + delta * torch.eye(phi.shape[1])
@@ -98,8 +104,12 @@ def test_linear_regression_is_exact() -> None:
     variance = (phi @ cov * phi).sum(1, keepdim=True)
     torch.testing.assert_close(p.epistemic.double().square(), variance, rtol=1e-4, atol=1e-7)
     torch.testing.assert_close(p.std.double().square(), variance + 0.16, rtol=1e-4, atol=1e-7)
-    density = torch.distributions.Normal(p.mean.double(), (variance + 0.16).sqrt()).log_prob(torch.ones(5, 1))
-    torch.testing.assert_close(p.log_prob(torch.ones(5, 1)).double(), density[:, 0], rtol=1e-4, atol=1e-5)
+    density = torch.distributions.Normal(p.mean.double(), (variance + 0.16).sqrt()).log_prob(
+        torch.ones(5, 1)
+    )
+    torch.testing.assert_close(
+        p.log_prob(torch.ones(5, 1)).double(), density[:, 0], rtol=1e-4, atol=1e-5
+    )
     # An interval of the closed form.
     upper = p.mean.double() + 1.6448536 * (variance + 0.16).sqrt()
     torch.testing.assert_close(p.quantile(0.95).double(), upper, rtol=1e-4, atol=1e-4)
@@ -132,12 +142,22 @@ def test_full_and_diagonal_are_the_gauss_newton_matrix(name: str) -> None:
     j, h = jacobian(own.net, own.x, full.names), class_hessians(own.net, own.x)
     ggn = torch.einsum("ncp,ncd,ndq->pq", j, h, j)
     eye = torch.eye(len(ggn), dtype=torch.float64)
-    torch.testing.assert_close(torch.linalg.inv(covariance(full)), ggn + 2 * eye, rtol=1e-3, atol=1e-2)
+    torch.testing.assert_close(
+        torch.linalg.inv(covariance(full)), ggn + 2 * eye, rtol=1e-3, atol=1e-2
+    )
     diagonal = own.laplace(structure="diagonal", prior=2.0, batch_size=20)
     expected = (ggn.diagonal() + 2).reciprocal()
     torch.testing.assert_close(covariance(diagonal).diagonal(), expected, rtol=1e-4, atol=0.0)
     exact = float(torch.linalg.slogdet(ggn + 2 * eye)[1])
-    assert float(full._structure.log_det(full._precision, torch.ones(()))) == pytest.approx(exact, rel=1e-5)
+    assert float(full._structure.log_det(full._precision, torch.ones(()))) == pytest.approx(
+        exact, rel=1e-5
+    )
+
+
+def test_a_full_posterior_has_more_weights_than_data_and_a_weak_prior() -> None:
+    own = task("conv")
+    la = own.laplace(structure="full", prior=1e-4, check=False)
+    assert bool(torch.isfinite(la.predictive(own.x).log_prob(own.y)).all())
 
 
 def test_low_rank_of_full_rank_is_the_whole_matrix() -> None:
@@ -196,7 +216,11 @@ def test_kronecker_takes_batch_norm_and_groups_by_their_diagonal() -> None:
     q, exact = la.posterior(), diagonal.posterior()
     assert isinstance(q, tb.KroneckerGaussian)
     assert isinstance(exact, tb.Gaussian)
-    for name in ("1.weight", "1.bias", "3.weight"):  # batch norm's scale and shift, a grouped convolution
+    for name in (
+        "1.weight",
+        "1.bias",
+        "3.weight",
+    ):  # batch norm's scale and shift, a grouped convolution
         torch.testing.assert_close(q.std()[name], exact.std()[name], rtol=1e-4, atol=0.0)
     assert set(q._scales) == {"0.weight", "6.weight", "6.bias"}
 
@@ -350,7 +374,10 @@ def test_the_network_is_not_changed() -> None:
     la = own.laplace(subset="last_layer")
     la.predictive(own.x[:3])
     la.optimize_prior()
-    assert all(torch.equal(a, b) for a, b in zip(before.values(), own.net.state_dict().values(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(before.values(), own.net.state_dict().values(), strict=True)
+    )
     assert [p.requires_grad for p in own.net.parameters()] == flags
 
 
@@ -446,7 +473,9 @@ def test_a_thousand_classes_fit_into_little_memory() -> None:
     assert isinstance(p, tb.ClassPredictive)
     assert p.probs.shape == (4, 1000)
     assert len(la.predictive(x[:2], "bridge", max_memory=2 << 20)) == 2
-    with pytest.raises(ValueError, match=r"covariance of 1,000 outputs takes .* MB .* max_memory is 2 MB"):
+    with pytest.raises(
+        ValueError, match=r"covariance of 1,000 outputs takes .* MB .* max_memory is 2 MB"
+    ):
         la.predictive(x[:4], "mc", max_memory=2 << 20)
     with pytest.raises(ValueError, match="21,120 × 21,120"):
         tb.Laplace(net, (x, y), structure="full")

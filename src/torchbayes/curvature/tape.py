@@ -27,7 +27,7 @@ class _SummedRecord(Record):
     def __init__(self, target: Tensor, records: Sequence[Record], tracker: Tracker) -> None:
         super().__init__(target, records[0].examples)
         self.records = records
-        self.pulls = {}
+        self.pulls: dict[int, Callable[[Tensor], list[tuple[Tensor, Tensor]]]] = {}
         for record in records:
             derived = tracker.derived.get(id(record.target))
             if derived is not None and id(record.target) not in self.pulls:

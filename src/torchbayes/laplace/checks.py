@@ -136,7 +136,8 @@ def _descent(loss: Callable[[int], Tensor], prior: _Prior) -> tuple[float, float
     found = torch.autograd.grad(loss(0), weights, allow_unused=True)
     with torch.no_grad():
         gradients = [
-            pull if g is None else g + pull for g, pull in zip(found, prior.gradients(), strict=True)
+            pull if g is None else g + pull
+            for g, pull in zip(found, prior.gradients(), strict=True)
         ]
         norm = sum(float(g.square().sum()) for g in gradients) ** 0.5
         kept = [w.detach().clone() for w in weights]

@@ -5,7 +5,8 @@ Likelihood Estimation for Model Selection in Deep Learning, ICML 2021:
 
 log p(D | δ, σ) ≈ log p(D | θ*, σ) − ½ [log det(s·H + Δ) − log det Δ + (θ* − μ)ᵀ Δ (θ* − μ)],  s = 1/σ²
 
-with the curvature H at the weights θ* and the prior N(μ, Δ⁻¹). It is exact for linear regression at its maximum.
+with the curvature H at the weights θ* and the prior N(μ, Δ⁻¹). It is exact for linear regression at its
+maximum.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def maximise(value: Callable[..., Tensor], starts: list[Tensor], steps: int = 50
         return loss
 
     with torch.enable_grad():
-        optimizer.step(closure)  # type: ignore[arg-type]
+        optimizer.step(closure)
     return [log.detach().exp() for log in logs]
 
 

@@ -37,16 +37,18 @@ class Full(Structure):
 
     def add(self, records: Records, first: bool) -> None:
         """Add Σ ∇ ∇ᵀ."""
-        like = next(iter(self.weights.values()))
-        total = self._sum("matrix", (self.size, self.size), like)
         rows = all_rows(records, self.weights, 0, next(iter(records.values())).examples)
-        total.addmm_(rows.t(), rows)
+        # In double precision a sum of products has no eigenvalue below 0 that a prior does not outweigh.
+        rows = rows.double()
+        self._matrix().addmm_(rows.t(), rows)
+
+    def _matrix(self) -> Tensor:
+        like = next(iter(self.weights.values())).double()
+        return self._sum("matrix", (self.size, self.size), like[:0])
 
     def finish(self) -> None:
         """Compute eigenvalues, for priors of one precision."""
-        like = next(iter(self.weights.values()))
-        matrix = self._sum("matrix", (self.size, self.size), like).double()
-        self._values = torch.linalg.eigvalsh(matrix).clamp_min(0)
+        self._values = torch.linalg.eigvalsh(self._matrix()).clamp_min(0)
 
     def log_det(self, precision: Precision, scale: Tensor) -> Tensor:
         """Return it from the eigenvalues of H for one precision, otherwise by a Cholesky factor."""
@@ -55,11 +57,12 @@ class Full(Structure):
         if all(delta is deltas[0] for delta in deltas) and deltas[0].numel() == 1:
             return (scale * self._values + deltas[0]).log().sum()
         root = torch.linalg.cholesky(self.precision(precision, scale))
-        return 2 * root.diagonal().log().sum()
+        log_det: Tensor = 2 * root.diagonal().log().sum()
+        return log_det
 
     def precision(self, precision: Precision, scale: Tensor) -> Tensor:
         """Return s·H + diag(δ)."""
-        matrix = scale * self.sums["matrix"].double()
+        matrix = scale * self.sums["matrix"]
         return matrix + torch.diag(flat_precision(precision, self.weights).to(matrix))
 
     def solve(self, precision: Precision, scale: Tensor) -> Solved:

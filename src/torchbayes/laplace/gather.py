@@ -46,7 +46,7 @@ class Batches:
         if hasattr(data, "inputs") and hasattr(data, "targets") and not hasattr(data, "__iter__"):
             data = (data.inputs, data.targets)  # a Split
         if isinstance(data, (tuple, list)) and len(data) == 2 and isinstance(data[1], Tensor):
-            self._source: Iterable[Any] = _Pair(*data, batch_size)
+            self._source: Iterable[Any] = _Pair(data[0], data[1], batch_size)
             self.size = len(data[1])
         elif isinstance(data, Dataset) and not isinstance(data, IterableDataset):
             self._source = DataLoader(data, batch_size)
@@ -66,7 +66,9 @@ class Batches:
         sampler = getattr(loader, "sampler", None)
         if own > 1 or isinstance(sampler, DistributedSampler):
             self.rank, self.world = 0, 1
-        self.shuffled = isinstance(sampler, RandomSampler) or bool(getattr(loader, "shuffle", False))
+        self.shuffled = isinstance(sampler, RandomSampler) or bool(
+            getattr(loader, "shuffle", False)
+        )
         size = getattr(loader, "num_examples", None)
         if size is None and isinstance(loader, DataLoader) and not isinstance(
             loader.dataset, IterableDataset
@@ -133,7 +135,11 @@ class Checkpoint:
         self, folder: str | Path | None, model: nn.Module, settings: dict[str, Any]
     ) -> None:
         rank = distributed.rank()
-        name = "laplace.safetensors" if distributed.world_size() == 1 else f"laplace-{rank}.safetensors"
+        name = (
+            "laplace.safetensors"
+            if distributed.world_size() == 1
+            else f"laplace-{rank}.safetensors"
+        )
         self.path = None if folder is None else Path(folder) / name
         self._settings = settings
         if self.path is not None:
@@ -193,13 +199,11 @@ def _piece_size(model: nn.Module, tape: Tape, inputs: Any) -> int:
         with torch._C.DisableTorchFunction():
             records = tape.backward(outputs, torch.ones_like(outputs))
     count = sum(sum(record_size(record)) for record in records.values())
-    return max(1, _PIECE // max(1, count * outputs.element_size()))
+    return max(1, int(_PIECE // max(1, count * outputs.element_size())))
 
 
 @torch.no_grad()
-def _add(
-    structure: Structure, tape: Tape, outputs: Tensor, column: Tensor, first: bool
-) -> None:
+def _add(structure: Structure, tape: Tape, outputs: Tensor, column: Tensor, first: bool) -> None:
     if structure.streams:
         tape.stream(outputs, column, lambda name, record: structure.add({name: record}, first))
     else:
@@ -252,7 +256,8 @@ def gather(
         checkpoint.save(structure, observed, generator, index + 1, True)
     if distributed.any_of([observed.examples == 0])[0]:
         raise ValueError(
-            f"there are fewer batches than the {distributed.world_size()} processes: give a smaller batch_size"
+            f"there are fewer batches than the {distributed.world_size()} processes: give a smaller "
+            "batch_size"
         )
     if batches.world > 1 or distributed.world_size() > 1:
         structure.reduce()

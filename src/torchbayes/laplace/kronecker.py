@@ -1,7 +1,7 @@
 """Kronecker factors of every layer's curvature, with their eigenvalues, so that a new prior costs nothing.
 
-H. Ritter, A. Botev and D. Barber, A Scalable Laplace Approximation for Neural Networks, ICLR 2018, in the form of
-E. Daxberger et al., Laplace Redux, NeurIPS 2021, whose conventions these are:
+H. Ritter, A. Botev and D. Barber, A Scalable Laplace Approximation for Neural Networks, ICLR 2018, in the
+form of E. Daxberger et al., Laplace Redux, NeurIPS 2021, whose conventions these are:
 
 | symbol | here |
 | --- | --- |
@@ -10,10 +10,10 @@ E. Daxberger et al., Laplace Redux, NeurIPS 2021, whose conventions these are:
 | the weight's curvature, B ⊗ A = (U_B ⊗ U_A)(λ_B ⊗ λ_A)(U_B ⊗ U_A)ᵀ | |
 | the bias's curvature, B | |
 
-The precision of a weight is then s·λ_B ⊗ λ_A + δ in the basis U_B ⊗ U_A, exactly, as long as the prior has one
-δ for the tensor. Weight and bias are apart so that each may have its own. What is neither the weight nor the
-bias of a linear map or an ungrouped convolution (norms, embeddings, transposed convolutions, weights behind a
-reparameterisation) has the diagonal of its curvature.
+The precision of a weight is then s·λ_B ⊗ λ_A + δ in the basis U_B ⊗ U_A, exactly, as long as the prior has
+one δ for the tensor. Weight and bias are apart so that each may have its own. What is neither the weight
+nor the bias of a linear map or an ungrouped convolution (norms, embeddings, transposed convolutions,
+weights behind a reparameterisation) has the diagonal of its curvature.
 """
 
 from __future__ import annotations

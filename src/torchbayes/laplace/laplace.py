@@ -1,8 +1,9 @@
 """Laplace's approximation: a trained network and its training data in, a Gaussian posterior out.
 
-E. Daxberger et al., Laplace Redux – Effortless Bayesian Deep Learning, NeurIPS 2021. The posterior is N(w*, P⁻¹)
-around the trained weights w*, with the precision P = s·H + Δ of the training set's curvature H (`outputs`) in one
-of four structures (`diagonal`, `kronecker`, `full`, `low_rank`) and of the prior N(μ, Δ⁻¹).
+E. Daxberger et al., Laplace Redux – Effortless Bayesian Deep Learning, NeurIPS 2021. The posterior is N(w*,
+P⁻¹) around the trained weights w*, with the precision P = s·H + Δ of the training set's curvature H
+(`outputs`) in one of four structures (`diagonal`, `kronecker`, `full`, `low_rank`) and of the prior N(μ,
+Δ⁻¹).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import copy
 import difflib
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +136,7 @@ class Laplace:
         self.curvature = _curvature(curvature, self.likelihood, outputs)
         self.structure = structure
         self._structure = _structure(structure, weights, rank)
-        self.prior = prior  # type: ignore[assignment]
+        self.prior = prior
         if generator is None:
             generator = torch.Generator(device).manual_seed(0)
         self._observed = Observed(self.likelihood)
@@ -263,7 +264,9 @@ class Laplace:
         _one_of("by", by, ("evidence", "validation"))
         if by == "validation":
             if validation is None:
-                raise ValueError("by='validation' needs held-out data: pass validation=(inputs, targets)")
+                raise ValueError(
+                    "by='validation' needs held-out data: pass validation=(inputs, targets)"
+                )
             if per_layer or noise:
                 raise ValueError(
                     "held-out data choose one precision: use by='evidence' for one per layer or the noise"
@@ -281,7 +284,7 @@ class Laplace:
         if per_layer:
             starts = [found[0].expand(len(self.names)).clone(), *found[1:]]
             found = maximise(self._evidence_of, starts)
-        self.prior = found[0]  # type: ignore[assignment]
+        self.prior = found[0]
         if len(found) > 1:
             self._set_noise(float(found[1]))
         return self.prior
@@ -292,14 +295,14 @@ class Laplace:
     def _by_validation(self, validation: Any) -> GaussianPrior:
         best, least = self._precision, math.inf
         for delta in _VALIDATION_GRID:
-            self.prior = delta  # type: ignore[assignment]
+            self.prior = delta
             total = count = 0.0
             for _, inputs, targets in Batches(validation, 512).each(0):
                 log_probs = self.predictive(inputs).log_prob(targets.to(self._device))
                 total, count = total - float(log_probs.double().sum()), count + len(targets)
             if total / count < least:
                 best, least = self._precision, total / count
-        self.prior = next(iter(best.values()))  # type: ignore[assignment]
+        self.prior = next(iter(best.values()))
         return self.prior
 
     @property
@@ -410,9 +413,7 @@ def _likelihood(given: Any, targets: Tensor) -> Likelihood:
     return GaussianNoise(learned=True) if targets.is_floating_point() else Categorical()
 
 
-def _check_outputs(
-    model: nn.Module, likelihood: Likelihood, outputs: Any, targets: Tensor
-) -> None:
+def _check_outputs(model: nn.Module, likelihood: Likelihood, outputs: Any, targets: Tensor) -> None:
     """Raise an error of one sentence if outputs, targets and likelihood do not fit."""
     if not isinstance(outputs, Tensor):
         raise TypeError(
@@ -454,10 +455,14 @@ def _structure(name: str, weights: Weights, rank: int) -> Structure:
     count = sum(w.numel() for w in weights.values())
     if name == "full" and count > _FULL_UP_TO:
         raise ValueError(
-            f"structure='full' has a matrix of {count:,} × {count:,} weights, {8 * count**2 / 2**30:,.0f} GB: "
-            f"choose a subset of up to {_FULL_UP_TO:,} weights, such as 'last_layer', or another structure"
+            f"structure='full' has a matrix of {count:,} × {count:,} weights, "
+            f"{8 * count**2 / 2**30:,.0f} GB: choose a subset of up to {_FULL_UP_TO:,} weights, such as "
+            "'last_layer', or another structure"
         )
-    return {"diagonal": Diagonal, "kronecker": Kronecker, "full": Full}[name](weights)
+    kinds: dict[str, Callable[[Weights], Structure]] = {
+        "diagonal": Diagonal, "kronecker": Kronecker, "full": Full
+    }  # fmt: skip
+    return kinds[name](weights)
 
 
 def _check_size(seen: int, given: int | None, known: int | None) -> None:
@@ -472,15 +477,15 @@ def _check_size(seen: int, given: int | None, known: int | None) -> None:
         )
 
 
-def _prior_terms(
-    value: PriorLike, weights: Weights
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def _prior_terms(value: PriorLike, weights: Weights) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return the precision and the mean of every weight tensor, in double precision."""
     means = dict.fromkeys(weights, torch.zeros((), dtype=torch.float64))
     if isinstance(value, Mapping):
         missing = next((name for name in weights if name not in value), None)
         if missing is not None:
-            raise ValueError(f"the prior has no precision for weight {missing!r}: give one for each")
+            raise ValueError(
+                f"the prior has no precision for weight {missing!r}: give one for each"
+            )
         entries = {name: torch.as_tensor(value[name]).double() for name in weights}
     elif isinstance(value, Tensor):
         if value.dim() > 1 or (value.dim() == 1 and len(value) != len(weights)):
@@ -505,8 +510,8 @@ def _prior_terms(
     for name, delta in entries.items():
         if not bool(((delta > 0) & delta.isfinite()).all()):
             raise ValueError(
-                f"the prior's precision of {name!r} is {float(delta.detach().min()):g}: Laplace needs a finite "
-                "one above 0, because data alone do not determine all weights"
+                f"the prior's precision of {name!r} is {float(delta.detach().min()):g}: Laplace needs a "
+                "finite one above 0, because data alone do not determine all weights"
             )
     return {
         name: delta.reshape(()) if delta.numel() == 1 and delta.dim() else delta

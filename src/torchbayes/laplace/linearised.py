@@ -1,8 +1,8 @@
 """The Gaussian over a network's outputs when the network is linear in its weights around their mean.
 
-f(x, w) ≈ f(x, w*) + J(x) (w − w*), so that w ~ N(w*, Σ) gives f ~ N(f(x, w*), J Σ Jᵀ). J is never held: a backward
-pass for every output gives the gradients at the layers' outputs, and a structure turns them, layer by layer and
-for a few examples at a time, into rows with the inner products J Σ Jᵀ.
+f(x, w) ≈ f(x, w*) + J(x) (w − w*), so that w ~ N(w*, Σ) gives f ~ N(f(x, w*), J Σ Jᵀ). J is never held: a
+backward pass for every output gives the gradients at the layers' outputs, and a structure turns them, layer
+by layer and for a few examples at a time, into rows with the inner products J Σ Jᵀ.
 """
 
 from __future__ import annotations

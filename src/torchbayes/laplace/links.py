@@ -3,7 +3,7 @@
 | link | classes |
 | --- | --- |
 | `probit` | softmax(f / √(1 + π/8 · var)) (D. MacKay 1992) |
-| `bridge` | the Dirichlet distribution whose Laplace approximation in the logits is the Gaussian (M. Hobbhahn et al. 2022) |
+| `bridge` | the Dirichlet whose Laplace approximation in the logits is the Gaussian (Hobbhahn et al. 2022) |
 | `mc` | the average softmax of drawn outputs |
 """
 
@@ -128,7 +128,9 @@ class LinearisedRegression(RegressionPredictive):
         root = torch.linalg.cholesky(self.covariance + self.noise.square() * eye)
         white = torch.linalg.solve_triangular(root, off.unsqueeze(2), upper=False).squeeze(2)
         log_det = root.diagonal(dim1=1, dim2=2).log().sum(1)
-        return -0.5 * white.square().sum(1) - log_det - 0.5 * off.shape[1] * math.log(2 * math.pi)
+        normaliser = log_det + 0.5 * off.shape[1] * math.log(2 * math.pi)
+        density: Tensor = -0.5 * white.square().sum(1) - normaliser
+        return density
 
     def merge(self, other: Predictive) -> RegressionPredictive:
         """Refuse: a closed form is not one of several draws."""

@@ -1,9 +1,9 @@
 """The directions in which the data determine the weights best; the prior in all others.
 
-H ≈ V Λ Vᵀ with the largest eigenvalues of the curvature. They are found in one pass: the rank directions so far
-and a batch's gradients are the rows of a matrix, whose largest singular directions are kept (the incremental
-singular value decomposition of M. Brand, 2002). With a diagonal prior Δ and W = Δ^-½ V Λ^½ the precision is
-Δ^½ (I + W Wᵀ) Δ^½; its determinant and its root need matrices of the size of the rank only.
+H ≈ V Λ Vᵀ with the largest eigenvalues of the curvature. They are found in one pass: the rank directions so
+far and a batch's gradients are the rows of a matrix, whose largest singular directions are kept (the
+incremental singular value decomposition of M. Brand, 2002). With a diagonal prior Δ and W = Δ^-½ V Λ^½ the
+precision is Δ^½ (I + W Wᵀ) Δ^½; its determinant and its root need matrices of the size of the rank only.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ def largest_directions(rows: Tensor, rank: int) -> Tensor:
     values, vectors = torch.linalg.eigh(gram)
     keep = values > values[-1].clamp_min(0) * 1e-12
     keep[: max(0, len(values) - rank)] = False
-    return vectors[:, keep].t().to(rows) @ rows
+    kept: Tensor = vectors[:, keep].t().to(rows) @ rows
+    return kept
 
 
 class LowRank(Structure):
@@ -75,8 +76,9 @@ class LowRank(Structure):
         """Return log det Δ + log det(I + WᵀW)."""
         white = self._white(precision, scale)
         inner = white @ white.t() + torch.eye(len(white), dtype=white.dtype, device=white.device)
-        prior = flat_precision(precision, self.weights).double().log().sum()
-        return prior + torch.linalg.slogdet(inner)[1].to(prior.device)
+        prior: Tensor = flat_precision(precision, self.weights).double().log().sum()
+        inside: Tensor = torch.linalg.slogdet(inner).logabsdet
+        return prior + inside.to(prior.device)
 
     def solve(self, precision: Precision, scale: Tensor) -> Solved:
         """Return the directions, orthonormal after the prior's scaling, and their shrinkage."""

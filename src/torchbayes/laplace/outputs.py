@@ -1,13 +1,14 @@
 """What a likelihood says about the curvature in a network's outputs.
 
-The generalised Gauss–Newton matrix of a training set is Σₙ Jₙᵀ Hₙ Jₙ with Hₙ the Hessian of example n's negative
-log-likelihood in the outputs. Column c of a root, Hₙ = Σ_c sₙc sₙcᵀ, gives one backward pass: Jₙᵀ sₙc.
+The generalised Gauss–Newton matrix of a training set is Σₙ Jₙᵀ Hₙ Jₙ with Hₙ the Hessian of example n's
+negative log-likelihood in the outputs. Column c of a root, Hₙ = Σ_c sₙc sₙcᵀ, gives one backward pass: Jₙᵀ
+sₙc.
 
 | curvature | columns |
 | --- | --- |
 | `"ggn"` | an exact root: of diag(p) − ppᵀ for classes; of 1/σ² for Gaussian noise, with its 2 for a log σ |
-| `"sampled"` | ∇ −log p(y \\| f) for labels y drawn from the model, whose second moment is Hₙ |
-| `"empirical"` | ∇ −log p(y \\| f) for the label in the data (empirical Fisher: no approximation of Hₙ) |
+| `"sampled"` | ∇ −log p(y, given f) for labels y drawn from the model, whose second moment is Hₙ |
+| `"empirical"` | ∇ −log p(y, given f) for the label in the data (empirical Fisher: no approximation of Hₙ) |
 
 The root for classes is that of the eigenvectors, in falling order: in a trained network most classes of most
 examples have next to no probability, and columns in which a batch has less than 10⁻⁷ of its trace are left

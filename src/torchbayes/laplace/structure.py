@@ -1,8 +1,9 @@
 """What every structure of a Laplace posterior's precision, s·H + diag(δ), has in common.
 
-H is the curvature of the training set, gathered in one pass; s = 1/σ² the scale of Gaussian noise; δ the prior's
-precision. A structure gathers its form of H, knows log det(s·H + δ) as a function of s and δ, and for given s
-and δ makes a `Solved`: the posterior, and rows r(J) of the Jacobian with r(J) r(J)ᵀ = J (s·H + δ)⁻¹ Jᵀ.
+H is the curvature of the training set, gathered in one pass; s = 1/σ² the scale of Gaussian noise; δ the
+prior's precision. A structure gathers its form of H, knows log det(s·H + δ) as a function of s and δ, and
+for given s and δ makes a `Solved`: the posterior, and rows r(J) of the Jacobian with r(J) r(J)ᵀ = J (s·H +
+δ)⁻¹ Jᵀ.
 """
 
 from __future__ import annotations

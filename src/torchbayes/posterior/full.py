@@ -41,7 +41,8 @@ class FullGaussian(StoredPosterior):
 
     Example:
         >>> import torch, torchbayes as tb
-        >>> q = tb.posterior.FullGaussian({"w": torch.zeros(2)}, ["w"], torch.tensor([[1.0, 0.0], [1.0, 0.0]]))
+        >>> root = torch.tensor([[1.0, 0.0], [1.0, 0.0]])
+        >>> q = tb.posterior.FullGaussian({"w": torch.zeros(2)}, ["w"], root)
         >>> w = q.sample()["w"]
         >>> bool(w[0] == w[1])   # perfectly correlated
         True

@@ -75,7 +75,11 @@ class MapMethod(OptimizerMethod):
 
     def end_epoch(self, epoch: int, batches: Iterable[Any]) -> None:
         """Let the evidence choose the prior, except after the last epoch: no training would follow."""
-        if self.evidence_every and (epoch + 1) % self.evidence_every == 0 and epoch + 1 < self.epochs:
+        if (
+            self.evidence_every
+            and (epoch + 1) % self.evidence_every == 0
+            and epoch + 1 < self.epochs
+        ):
             norms, now = norm_parameters(self.model), self._map.precision
             assert now is not None
             la = Laplace(

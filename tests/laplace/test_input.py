@@ -213,23 +213,24 @@ def _shared(folder: str) -> None:
     """One process of a group: fit and, in the first, write the evidence of every structure."""
     from torchbayes.core import distributed
 
+    net, x, y = torch.load(Path(folder) / "task.pt", weights_only=False)
     with distributed.process_group():
-        own = task("norm")
-        loader = DataLoader(TensorDataset(own.x, own.y), 8)
+        loader = DataLoader(TensorDataset(x, y), 8)
         found = [
-            tb.Laplace(own.net, each, structure=structure, batch_size=8).log_marginal_likelihood()
+            tb.Laplace(net, each, structure=structure, batch_size=8).log_marginal_likelihood()
             for structure in ("diagonal", "kronecker", "full", "low_rank")
-            for each in ((own.x, own.y), loader)
+            for each in ((x, y), loader)
         ]
         if distributed.rank() == 0:
             torch.save(torch.stack(found), Path(folder) / "evidence.pt")
 
 
 def test_two_processes_share_the_data(tmp_path: Path) -> None:
+    own = task("norm")
+    torch.save((own.net, own.x, own.y), tmp_path / "task.pt")
     ended = processes(2, _shared, str(tmp_path))
     assert ended.returncode == 0, ended.stderr
     found = torch.load(tmp_path / "evidence.pt")
-    own = task("norm")
     expected = [
         own.laplace(structure=structure, batch_size=8).log_marginal_likelihood()
         for structure in ("diagonal", "kronecker", "full", "low_rank")

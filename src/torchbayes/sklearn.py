@@ -5,7 +5,6 @@ They fit into pipelines, `cross_val_score` and `GridSearchCV`, and can be cloned
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -89,8 +88,7 @@ class _BayesianEstimator(BaseEstimator):  # type: ignore[misc]
     def _network(self, inputs: Tensor, outputs: int) -> nn.Module | Callable[[], nn.Module]:
         if self.model is None:
             return lambda: default_network(inputs, outputs)
-        # Training must not change the estimator's arguments: it may be cloned afterwards.
-        return copy.deepcopy(self.model) if isinstance(self.model, nn.Module) else self.model
+        return self.model  # fit trains a copy: the estimator may be cloned afterwards
 
     def _cast(self, inputs: Tensor) -> Tensor:
         """Convert inputs to the network's type; the default network has that of the data."""

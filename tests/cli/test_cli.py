@@ -45,6 +45,22 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_training_a_part_keeps_the_rest_in_the_folder(run, tmp_path: Path) -> None:
+    chosen = ["--method", "ivon", "--set", 'params=["layers.2"]']
+    code, out, _ = run("train", *QUICK, *chosen, "--out", tmp_path / "r", "--json")
+    assert code == 0
+    trained = TrainedRun(tmp_path / "r")
+    assert set(trained.posterior().mean()) == {"layers.2.weight", "layers.2.bias"}
+    code, again, _ = run("evaluate", tmp_path / "r", "--json")
+    assert code == 0
+    assert json.loads(again)["accuracy"] == json.loads(out)["accuracy"]
+    assert run("train", *QUICK, *chosen, "--out", tmp_path / "r", "--resume")[0] == 0
+    code, _, err = run("train", *QUICK, "--set", "params=layer.2", "--out", tmp_path / "s")
+    assert code == 2
+    assert "params has 'layer.2'" in sentence(err)
+    assert "did you mean 'layers.2'" in sentence(err)
+
+
 def test_train_writes_a_run_folder_and_scores(run, tmp_path: Path) -> None:
     code, out, _ = run("train", *QUICK, "--out", tmp_path / "r", "--json")
     assert code == 0

@@ -22,6 +22,7 @@ from torch import nn
 from torchbayes import metrics
 from torchbayes.applications.tasks import Task
 from torchbayes.posterior import Posterior
+from torchbayes.posterior.posterior import assign
 from torchbayes.predict.predictive import predictive
 from torchbayes.predict.results import ClassPredictive
 from torchbayes.prior import GaussianPrior
@@ -138,7 +139,7 @@ def learn_tasks(
         started = time.monotonic()
         run = fit(
             model, (task.train.inputs, task.train.targets), method,
-            epochs=epochs, batch_size=batch_size, likelihood=task.likelihood,
+            epochs=epochs, batch_size=batch_size, likelihood=task.likelihood, in_place=True,
             transform=task.transform, seed=seed + number,
             progress=progress if isinstance(progress, bool) else progress(number), **options,
         )  # fmt: skip
@@ -146,7 +147,7 @@ def learn_tasks(
         if remembers:
             options["prior"] = GaussianPrior.from_posterior(run.posterior)
             # An averaged posterior's mean is not the weights that training ended with.
-            model.load_state_dict({**model.state_dict(), **run.posterior.mean()})
+            assign(model, run.posterior.mean())
         seen = tasks[: number + 1]
         scores.accuracy.append([_accuracy(model, run.posterior, t, samples, seed) for t in seen])
         if after_task is not None:

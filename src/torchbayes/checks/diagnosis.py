@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from torchbayes.checks.convergence import Array, by_chain, ess, rhat
+from torchbayes.core.names import named_parameters
 from torchbayes.likelihood import Categorical, Likelihood
 from torchbayes.posterior import Point, Samples
 from torchbayes.predict.predictive import predictive
@@ -98,14 +99,14 @@ def log_posterior(
         temperature: Temperature of the chains.
     """
     noise = Categorical() if likelihood is None else likelihood
-    trainable = {name for name, p in model.named_parameters() if p.requires_grad}
+    trainable = {name for name, p in named_parameters(model).items() if p.requires_grad}
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     values: list[float] = []
     try:
         for weights in samples:
             losses = [
-                float(noise.loss(torch.func.functional_call(model, weights, (x,)), y)) * len(y)
+                float(noise.loss(samples.call(model, weights, x), y)) * len(y)
                 for x, y in zip(inputs.split(512), targets.split(512), strict=True)
             ]
             likely = -sum(losses) / len(targets) * train_size / temperature

@@ -167,6 +167,8 @@ def _typed(method: str, name: str, text: str) -> Any:
     if name not in option_names(found):
         check_options(found, [name])
     known, value = method_options(found), _plain(text)
+    if name == "params":  # an argument of fit: one pattern or a list of them
+        return value
     kind = known[name].type if name in known else float  # a number of epochs
     kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
     if str in kinds:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 __all__ = [
     "dormant",
-    "module_names",
+    "named_buffers",
     "named_modules",
     "named_parameters",
     "named_weights",
@@ -104,14 +104,6 @@ def named_modules(model: nn.Module) -> Iterator[tuple[str, str, nn.Module]]:
         yield short.removesuffix("."), own.removesuffix("."), module
 
 
-def module_names(model: nn.Module) -> dict[str, str]:
-    """Return every module's name in `model` by its name without wrappers; the outer one of several."""
-    result: dict[str, str] = {}
-    for short, own, _ in named_modules(model):
-        result.setdefault(short, own)
-    return result
-
-
 def dormant(model: nn.Module) -> set[int]:
     """Return the ids of weights that PEFT keeps beside trained copies of them and does not use."""
     originals = [
@@ -146,9 +138,14 @@ def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     return _members(model, "_parameters")[0]  # type: ignore[return-value]
 
 
+def named_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """Return the buffers of `model` by their names without wrappers, a shared one once."""
+    return _members(model, "_buffers")[0]
+
+
 def named_weights(model: nn.Module) -> dict[str, Tensor]:
     """Return the parameters and buffers of `model` by their names without wrappers, tied ones once."""
-    return _members(model, "_parameters")[0] | _members(model, "_buffers")[0]
+    return _members(model, "_parameters")[0] | named_buffers(model)
 
 
 def placed(model: nn.Module) -> dict[str, str]:

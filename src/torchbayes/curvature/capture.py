@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from torchbayes.core.batch import check_mean_loss
+from torchbayes.core.eager import uncompiled
 from torchbayes.curvature.accumulate import Record, Uses
 from torchbayes.curvature.composite import opened
 from torchbayes.curvature.derived import Derived
@@ -253,7 +254,7 @@ class Capture(TorchFunctionMode):
             lambda _module, args, kwargs: self.tracker.saw_inputs((args, kwargs)), with_kwargs=True
         )
         try:
-            with self:
+            with uncompiled(), self:
                 yield
             self._check_seen()
         except BaseException:
@@ -276,7 +277,7 @@ class Capture(TorchFunctionMode):
             if key not in self.uses.seen and p.requires_grad and has_new_gradient(p):
                 raise ValueError(
                     f"{self.tracker.describe(p)} has a gradient but torchbayes did not see where it was "
-                    "used: call the plain module, neither scripted nor compiled, and checkpoint activations "
+                    "used: call the plain module, not a scripted one, and checkpoint activations "
                     "with use_reentrant=False"
                 )
 

@@ -41,6 +41,7 @@ class TrainedRun:
         self.experiment = _settings_of(self.files) if experiment is None else experiment
         self.data = self.experiment.load_data(data_dir) if data is None else data
         self.model = self.experiment.model_factory(self.data)()
+        self.files.read_rest(self.model)
 
     def require_classes(self, reason: str) -> None:
         """Raise a `ValueError` that gives the reason if the run is a regression."""
@@ -67,7 +68,7 @@ class TrainedRun:
                 f"{self.files.path} has a {type(posterior).__name__} posterior, which has no last sample: "
                 "leave out --last"
             )
-        return Point(posterior[-1], model_name=posterior.model_name)
+        return Point(posterior[-1], model_name=posterior.model_name, rest=posterior.rest)
 
     def likelihood(self) -> Likelihood:
         """Return the likelihood, with the noise level that was learned in training."""

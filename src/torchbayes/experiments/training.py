@@ -116,7 +116,7 @@ def _warm_up(
         try:
             fit(
                 model, loader, epochs=1, likelihood=experiment.likelihood(data),
-                amp=experiment.amp or None, folder=folder, progress=False,
+                amp=experiment.amp or None, folder=folder, progress=False, in_place=True,
             )  # fmt: skip
         except KeyboardInterrupt:
             raise KeyboardInterrupt("stopped before the first update") from None

@@ -21,13 +21,14 @@ estimate of their curvature, which stays at h0: they follow the momentum at the 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from torchbayes.core.declaration import register
+from torchbayes.core.parameters import Params
 from torchbayes.optim.base import check_number
 from torchbayes.optim.natural_gradient import (
     Statistics,
@@ -131,7 +132,8 @@ class IVON(WeightOptimizer):
         initial_curvature: Initial curvature h0. Too small a value makes the first draws noisy; too large a
             one shortens the steps of weights with little curvature.
         clip_radius: Largest step ξ of a weight before it is multiplied by the rate.
-        params: Parameters or parameter groups of the model; all trainable ones if None.
+        params: What to train: names or patterns of weights (`"head.*"`), modules, parameters or parameter
+            groups; all trainable weights if None.
         generator: Source of the noise; its state is saved with the optimiser's.
 
     Example:
@@ -154,7 +156,7 @@ class IVON(WeightOptimizer):
         self, model: nn.Module, lr: float = 0.3, *, train_size: int, prior: Prior | float = 1.0,
         temperature: float = 1.0, mc_samples: int = 1, betas: tuple[float, float] = (0.9, 0.9999),
         initial_curvature: float = 0.3, clip_radius: float = math.inf,
-        params: Iterable[Any] | None = None, generator: torch.Generator | None = None,
+        params: Params | None = None, generator: torch.Generator | None = None,
     ) -> None:  # fmt: skip
         check_number("lr", lr)
         check_number("temperature", temperature, above=True)

@@ -9,7 +9,7 @@ weighted by the examples they saw (Algorithm 1 of the VOGN paper, lines 5 to 16)
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,10 +20,11 @@ from torch.utils._pytree import tree_leaves
 
 from torchbayes.core import distributed
 from torchbayes.core.batch import check_mean_loss
-from torchbayes.core.parameters import norm_parameters
+from torchbayes.core.parameters import Params, norm_parameters
 from torchbayes.curvature.capture import Capture, has_new_gradient, mark_gradients
 from torchbayes.optim.base import ModelOptimizer
 from torchbayes.posterior import Gaussian, Point, Posterior, Weights, snapshot
+from torchbayes.posterior.partial import described
 from torchbayes.prior import GaussianPrior, Prior, as_prior
 
 __all__ = ["Statistics", "WeightOptimizer", "add_scaled", "gaussian_prior"]
@@ -136,7 +137,8 @@ class WeightOptimizer(ModelOptimizer):
 
     Args:
         model: The network.
-        params: Parameters or parameter groups of the model; all trainable ones if None.
+        params: What to train: names or patterns of weights (`"head.*"`), modules, parameters or parameter
+            groups; all trainable weights if None.
         defaults: Default options of the groups, including `train_size`.
         mc_samples: Draws per call of `step(closure)`.
         generator: Source of the noise; a new one, seeded from torch's, if None.
@@ -149,7 +151,7 @@ class WeightOptimizer(ModelOptimizer):
     reduces_statistics = True  # over processes: squares and products with noise, not only gradients
 
     def __init__(
-        self, model: nn.Module, params: Iterable[Any] | None, defaults: dict[str, Any], *,
+        self, model: nn.Module, params: Params | None, defaults: dict[str, Any], *,
         mc_samples: int, generator: torch.Generator | None, prior: GaussianPrior,
     ) -> None:  # fmt: skip
         if mc_samples < 1:
@@ -215,10 +217,8 @@ class WeightOptimizer(ModelOptimizer):
 
         Without noise, return the weights as a `Point`.
         """
-        name = type(self.model).__name__
-        if not self.random:
-            return Point(self._mean_weights(), model_name=name)
-        return Gaussian(self._mean_weights(), self._std(), model_name=name)
+        mean, about = self._mean_weights()
+        return Gaussian(mean, self._std(), **about) if self.random else Point(mean, **about)
 
     # Drawing.
 
@@ -425,9 +425,11 @@ class WeightOptimizer(ModelOptimizer):
                     result[self._names[id(p)]] = variance.sqrt_().detach()
         return result
 
-    def _mean_weights(self) -> Weights:
+    def _mean_weights(self) -> tuple[Weights, dict[str, str]]:
+        """Return what a posterior holds as its mean, and what it knows about the network."""
         if self._inside:
             raise RuntimeError(
                 "posterior() inside sampled() would take the draw for the mean: end it first"
             )
-        return snapshot(self.model)
+        held = self._held()
+        return snapshot(self.model, held), described(self.model, held)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
+from torchbayes.core.names import named_modules
 from torchbayes.posterior.posterior import StoredPosterior, Weights
 
 __all__ = ["DropoutPosterior", "check_share", "dropped_layers", "hooked"]
@@ -25,7 +26,8 @@ _LAYERS = (nn.Linear, _ConvNd, nn.RNNBase)
 
 def dropped_layers(model: nn.Module, layers: Sequence[str] | None) -> list[str]:
     """Name the modules whose outputs are dropped, by default all layers with weights but the last."""
-    weighted = [n for n, m in model.named_modules() if isinstance(m, _LAYERS)]
+    modules = {short: module for short, _, module in named_modules(model)}
+    weighted = [n for n, m in modules.items() if isinstance(m, _LAYERS)]
     if layers is None:
         if len(weighted) < 2:
             raise ValueError(
@@ -33,7 +35,6 @@ def dropped_layers(model: nn.Module, layers: Sequence[str] | None) -> list[str]:
                 "to put dropout after: name the modules in layers=…"
             )
         return weighted[:-1]
-    modules = dict(model.named_modules())
     for name in layers:
         if name not in modules:
             raise ValueError(
@@ -59,8 +60,9 @@ def hooked(model: nn.Module, layers: Sequence[str], drop: _Drop) -> Iterator[Non
         return drop(outputs, 0)
 
     with ExitStack() as hooks:
+        modules = {short: module for short, _, module in named_modules(model)}
         for name in layers:
-            hooks.enter_context(model.get_submodule(name).register_forward_hook(hook))
+            hooks.enter_context(modules[name].register_forward_hook(hook))
         yield
 
 

@@ -13,12 +13,20 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from torchbayes.core.names import dormant, named_modules, named_parameters, named_weights
+from torchbayes.core.names import dormant, named_modules, named_parameters, named_weights, unwrapped
 
-__all__ = ["digest_of_rest", "held_names"]
+__all__ = ["described", "digest_of_rest", "held_names"]
 
 
-def held_names(model: nn.Module, trained: Collection[str] | None = None) -> list[str]:
+def described(model: nn.Module, held: Iterable[str]) -> dict[str, str]:
+    """Return what every posterior is told about its network: `model_name` and `rest`."""
+    name = type(unwrapped(model)).__name__
+    return {"model_name": name, "rest": digest_of_rest(model, held)}
+
+
+def held_names(
+    model: nn.Module, trained: Collection[str] | None = None, also: Iterable[str] = ()
+) -> list[str]:
     """Name the weights and buffers of `model` that a posterior has to hold.
 
     These are everything if all parameters are trained; otherwise the trained parameters, the buffers of the
@@ -28,6 +36,7 @@ def held_names(model: nn.Module, trained: Collection[str] | None = None) -> list
     Args:
         model: The network.
         trained: Names of the trained parameters; those that require a gradient if None.
+        also: Names of buffers to hold in any case, such as those of modules that were in training mode.
     """
     parameters = named_parameters(model)
     names = {
@@ -37,6 +46,7 @@ def held_names(model: nn.Module, trained: Collection[str] | None = None) -> list
     }
     if len(names) == len(parameters):
         return list(named_weights(model))
+    names |= set(also)
     for short, _, module in named_modules(model):
         prefix = f"{short}." if short else ""
         if module.training or any(prefix + leaf in names for leaf in module._parameters):

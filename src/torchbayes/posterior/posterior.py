@@ -10,11 +10,27 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from torchbayes.core.names import named_parameters, named_weights, own_weights, unwrapped
+from torchbayes.core.names import (
+    named_modules,
+    named_parameters,
+    named_weights,
+    own_weights,
+    unwrapped,
+)
 from torchbayes.core.storage import write_tensors
 from torchbayes.posterior.partial import digest_of_rest
 
-__all__ = ["Posterior", "StoredPosterior", "Weights", "Wrapper", "copied", "lent", "snapshot"]
+__all__ = [
+    "Posterior",
+    "StoredPosterior",
+    "Weights",
+    "Wrapper",
+    "assign",
+    "copied",
+    "lent",
+    "plain_network",
+    "snapshot",
+]
 
 Weights = dict[str, Tensor]
 
@@ -30,6 +46,19 @@ def snapshot(model: nn.Module, held: Iterable[str] | None = None) -> Weights:
     """
     named = named_weights(model)
     return {name: named[name].detach().clone() for name in (named if held is None else held)}
+
+
+@torch.no_grad()
+def assign(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Write weights into a network, in place; what they do not name stays as it is."""
+    own = named_weights(model)
+    for name, tensor in weights.items():
+        if name not in own or own[name].shape != tensor.shape:
+            raise ValueError(
+                f"weight {name!r} of the draw does not fit {type(model).__name__}: use the model that the "
+                "posterior was trained with"
+            )
+        own[name].copy_(tensor)
 
 
 def copied(weights: Mapping[str, Tensor]) -> Weights:
@@ -52,6 +81,28 @@ class Wrapper(nn.Module):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
+
+
+def plain_network(model: nn.Module) -> nn.Module:
+    """Return the user's network inside a `Wrapper`, torch.compile and DDP, or the network itself."""
+    model = unwrapped(model)
+    return unwrapped(model.model) if isinstance(model, Wrapper) else model
+
+
+def _place_of(names: Iterable[str], model: nn.Module) -> str:
+    """Say which module to use in place of `model` for weights that it does not have under these names."""
+    names = set(names)
+    for _, place, module in named_modules(model):
+        if place and names <= named_weights(module).keys():
+            return f"it fits its module {place!r}, so pass model.{place}"
+    tops = {name.partition(".")[0] for name in names}
+    if len(tops) == 1 and {n.partition(".")[2] for n in names} <= named_weights(model).keys():
+        top = tops.pop()
+        return (
+            f"it was made for a module that has this one as {top!r}, so pass that module, or make it "
+            f"for module.{top}"
+        )
+    return "use the model that it was trained with"
 
 
 class Posterior(ABC):
@@ -128,7 +179,7 @@ class Posterior(ABC):
             if name not in own:
                 raise ValueError(
                     f"the posterior of a {self.model_name or 'model'} has a weight {name!r} that "
-                    f"{type(model).__name__} does not have: use the model that it was trained with"
+                    f"{type(model).__name__} does not have: {_place_of(shapes, model)}"
                 )
             if own[name] != shape:
                 raise ValueError(
@@ -149,7 +200,8 @@ class Posterior(ABC):
         if missing:
             raise ValueError(
                 f"the posterior of a {self.model_name or 'model'} has no weight {missing[0]!r}, which "
-                f"{type(model).__name__} needs: use the model that it was trained with"
+                f"{type(model).__name__} needs: use the model that it was trained with, or pass on the "
+                "`rest` of the posterior that it was made from"
             )
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:

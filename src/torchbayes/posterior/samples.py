@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchbayes.core.names import named_weights
+from torchbayes.core.names import named_weights, unwrapped
+from torchbayes.core.parameters import Params, selected
 from torchbayes.core.storage import PosteriorFileError, atomic_path, read_tensors, write_tensors
 from torchbayes.posterior.partial import digest_of_rest, held_names
 from torchbayes.posterior.point import Point
@@ -25,9 +26,10 @@ class Samples(Posterior):
     """A bank of weight snapshots: the members of an ensemble or the states of a chain.
 
     Args:
-        model: The network whose weights `append()` copies: those that require a gradient, with the buffers
-            that change in training. If these are not all, `rest` is the digest of the others, which must
-            not change from one snapshot to the next.
+        model: The network whose weights `append()` copies, with the buffers that change in training.
+        params: Which weights: names or patterns (`"head.*"`), modules or parameters; all that require a
+            gradient if None. The others are not copied, and must not change from one snapshot to the next:
+            `rest` is their digest.
         folder: Keep the snapshots as files in this folder and read them one at a time, for banks that
             do not fit in memory. A folder that already has snapshots is continued.
         rest: For snapshots that are passed to `append`: `digest_of_rest` of their model, if they hold some
@@ -48,14 +50,18 @@ class Samples(Posterior):
     _lends_own = True
 
     def __init__(
-        self, model: nn.Module | None = None, *, folder: str | Path | None = None, rest: str = ""
-    ) -> None:
+        self, model: nn.Module | None = None, *, params: Params | None = None,
+        folder: str | Path | None = None, rest: str = "",
+    ) -> None:  # fmt: skip
         self._model, self.rest = model, rest
-        self._held = None if model is None else held_names(model)
+        self._trained: set[str] | None = None
+        if model is not None and params is not None:
+            self._trained = set(selected(model, params))
+        self._held: list[str] = [] if model is None else held_names(model, self._trained)
         self._memory: list[Weights] = []
         self._memory_chains: list[int] = []
         self.folder = None if folder is None else Path(folder)
-        self.model_name = "" if model is None else type(model).__name__
+        self.model_name = "" if model is None else type(unwrapped(model)).__name__
         self._count = 0
         self._first_shapes: dict[str, tuple[int, ...]] | None = None
         if self.folder is not None:
@@ -80,11 +86,9 @@ class Samples(Posterior):
     def append(self, weights: Weights | None = None, *, chain: int = 0) -> None:
         """Add a snapshot of the model, or the given weights, under the number of its chain."""
         if weights is None:
-            if self._model is None:
-                raise ValueError(
-                    "append() has no model to take a snapshot of: create Samples(model) or pass weights"
-                )
-            weights = self._snapshot(self._model)
+            weights = self.current()
+        elif self._count == 0 and self._model is not None and not self.rest:
+            self.rest = digest_of_rest(self._model, weights)
         self._check_like_first(weights)
         if self.folder is None:
             self._memory.append(copied(weights))
@@ -97,11 +101,25 @@ class Samples(Posterior):
             )  # fmt: skip
         self._count += 1
 
-    def _snapshot(self, model: nn.Module) -> Weights:
-        if self._count == 0 or self._held is None:
+    def current(self) -> Weights:
+        """Return a copy of what the bank holds of the model, as it is now."""
+        if self._model is None:
+            raise ValueError(
+                "append() has no model to take a snapshot of: create Samples(model) or pass weights"
+            )
+        model = self._model
+        if self._count > 0:
+            self._held = list(self._shapes())
+        else:
             # Which buffers training changes shows in the modules' mode, now or when the bank was made.
-            also = held_names(model) if self._count == 0 else list(self._shapes())
-            self._held = [n for n in named_weights(model) if n in {*also, *(self._held or ())}]
+            self._held = held_names(model, self._trained, self._held)
+        own = named_weights(model)
+        missing = next((name for name in self._held if name not in own), None)
+        if missing is not None:
+            raise ValueError(
+                f"this bank holds a weight {missing!r}, which {type(model).__name__} does not have: keep "
+                "one bank (and folder) per model"
+            )
         rest = digest_of_rest(model, self._held)
         if self._count == 0:
             self.rest = rest

@@ -12,7 +12,9 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from torchbayes.core.batch import arguments, split_batch, to_device
-from torchbayes.posterior import Posterior, Samples, Weights, Wrapper
+from torchbayes.core.names import named_modules, own_weights
+from torchbayes.posterior import Posterior, Samples, Weights
+from torchbayes.posterior.posterior import plain_network
 
 __all__ = ["recalibrate_batchnorm", "recalibrate_each", "recalibrated_samples"]
 
@@ -54,12 +56,10 @@ def recalibrate_each(
     Returns:
         The result of `recalibrate_batchnorm` for every draw.
     """
-    if isinstance(model, Wrapper):
-        model = model.model
-    twin = copy.deepcopy(model).eval()
+    twin = copy.deepcopy(plain_network(model)).eval()
     norms = {
         name: module
-        for name, module in twin.named_modules()
+        for name, _, module in named_modules(twin)
         if isinstance(module, _BatchNorm) and module.track_running_stats
     }
     if not norms:
@@ -85,7 +85,7 @@ def recalibrate_each(
         for batch in loader:
             args, kwargs = arguments(to_device(split_batch(batch)[0], device))
             for weights in used:
-                torch.func.functional_call(twin, weights, args, kwargs)
+                torch.func.functional_call(twin, own_weights(twin, weights), args, kwargs)
     return [
         dict(weights) | _reached(norms, own) for weights, own in zip(draws, statistics, strict=True)
     ]
@@ -122,7 +122,7 @@ def recalibrated_samples(
         raise ValueError(
             "the loader is an iterator and would be used up by the first draw: pass a list or a loader"
         )
-    network = model.model if isinstance(model, Wrapper) else model
+    network = plain_network(model)
     posterior.check(network)
     bank = Samples(network, folder=folder)
     for draw in posterior.draws(samples, generator):

@@ -21,8 +21,11 @@ from torchbayes.core.batch import (
     split_batch,
     to_device,
 )
+from torchbayes.core.eager import uncompiled
+from torchbayes.core.names import named_buffers
 from torchbayes.likelihood import Categorical, Likelihood, as_likelihood
-from torchbayes.posterior import Posterior, Weights, Wrapper
+from torchbayes.posterior import Posterior, Weights
+from torchbayes.posterior.posterior import plain_network
 from torchbayes.predict.results import Predictive
 
 __all__ = ["predictive"]
@@ -74,8 +77,7 @@ def predictive(
     """
     if samples < 1:
         raise ValueError(f"samples is {samples}: expected at least 1 draw")
-    if isinstance(model, Wrapper):
-        model = model.model
+    model = plain_network(model)
     posterior.check(model)
     likelihood = Categorical() if likelihood is None else as_likelihood(likelihood)
     if generator is None:
@@ -83,7 +85,7 @@ def predictive(
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     runner = _Runner(model, posterior, likelihood, device, max_memory)
     parts: list[Predictive] = []
-    with _evaluating(model), torch.no_grad():
+    with _evaluating(model), torch.no_grad(), uncompiled():
         budget = max_memory // 2 if _is_loader(inputs) else 0
         draws = _Draws(model, posterior, samples, generator, device, budget)
         for block in _blocks(inputs, max_memory // 4, draws.cached):
@@ -151,7 +153,7 @@ class _Draws:
     ) -> None:  # fmt: skip
         self._posterior, self._count, self._generator = posterior, count, generator
         self._device, self._state = device, generator.get_state()
-        self._buffers = dict(model.named_buffers())
+        self._buffers = named_buffers(model)
         self.first = next(self._make(posterior.draws))
         self.cached = _bytes(self.first) * count <= budget
         self._kept: list[Weights] | None = None
@@ -201,6 +203,7 @@ class _Runner:
         self._device, self._max_memory = device, max_memory
         self._per_example: dict[Any, tuple[int, int]] = {}
         self._can_vmap = posterior.vmappable
+        self._read = _bytes(list(model.parameters()))  # by every pass, held by the posterior or not
 
     def run(self, block: list[Any], draws: _Draws) -> list[Predictive]:
         weights = max(1, _bytes(draws.first))
@@ -213,7 +216,9 @@ class _Runner:
             per_example, passing = self._measure(draws.first, batch)
             most = self._max_memory // 4 // per_example
             if self._device.type == "cpu":
-                most = min(most, max(_CPU_PIECE // per_example, _PER_WEIGHT * weights // passing))
+                most = min(
+                    most, max(_CPU_PIECE // per_example, _PER_WEIGHT * self._read // passing)
+                )
             # All of one size, so that the last one does not have only a few examples.
             step = -(-length // -(-length // max(1, most)))
             pieces += [slice_batch(batch, i, i + step) for i in range(0, length, step)]

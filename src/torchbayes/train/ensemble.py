@@ -15,7 +15,7 @@ from torchbayes.core import distributed
 from torchbayes.core.declaration import register
 from torchbayes.likelihood import Likelihood
 from torchbayes.optim import MAP
-from torchbayes.posterior import Samples, Weights, snapshot
+from torchbayes.posterior import Samples, Weights
 from torchbayes.train.chains import restart
 from torchbayes.train.method import Method, Plan
 
@@ -97,7 +97,7 @@ class EnsembleMethod(Method):
             owner = member % self.plan.world_size
             mine = self.plan.rank == owner
             weights: Weights = (
-                self.finished[member // self.plan.world_size] if mine else snapshot(self.model)
+                self.finished[member // self.plan.world_size] if mine else self.finished.current()
             )
             distributed.broadcast(list(weights.values()), owner)
             result.append(weights)

@@ -13,6 +13,8 @@ import torch
 from torch import nn
 
 from torchbayes.core import distributed
+from torchbayes.core.names import named_parameters, unwrapped
+from torchbayes.core.parameters import Params, frozen_norms, selected, training_only
 from torchbayes.likelihood import Likelihood
 from torchbayes.posterior import Posterior
 from torchbayes.predict.predictive import predictive
@@ -35,7 +37,9 @@ class Run:
     """A finished training run.
 
     Attributes:
-        model: The network, with the weights of the end of training; the result is `posterior`.
+        model: The network that was trained, with the weights of the end of training: a copy of the one that
+            was passed to `fit`, that one itself with `in_place=True`, or the one that a function made. The
+            result is `posterior`.
         posterior: What was learned about the weights.
         history: One dictionary of metrics per epoch.
         likelihood: Meaning of the network's outputs.
@@ -62,6 +66,7 @@ def fit(
     train_set: Any,
     method: str = "map",
     *,
+    params: Params | None = None,
     epochs: int = 10,
     batch_size: int = 128,
     likelihood: Likelihood | Any | None = None,
@@ -73,6 +78,7 @@ def fit(
     accumulate: int = 1,
     seed: int = 0,
     device: str | torch.device | None = None,
+    in_place: bool = False,
     folder: str | Path | None = None,
     resume: bool = False,
     checkpoint_seconds: float = 30.0,
@@ -87,11 +93,15 @@ def fit(
     the last checkpoint and ends with bit-equal weights. Ctrl-C saves a checkpoint before it stops.
 
     Args:
-        model: The network, or a function that makes one. An ensemble needs several random starts: a
-            function gives them, a network's layers are asked to `reset_parameters`.
+        model: The network, or a function that makes one. A network is not changed: its copy is trained,
+            without `torch.compile` and DDP around it, and is `Run.model`. An ensemble needs several random
+            starts: a function gives them, a network's layers are asked to `reset_parameters`.
         train_set: A pair of tensors (inputs, targets), a map-style torch data set, or one of
             torchbayes' loaders.
         method: A name of `torchbayes.METHODS`, such as `"map"` or `"ensemble"`.
+        params: What to train: names or patterns of weights (`"head.*"`, `"*lora_*"`), modules, parameters, or
+            a list of these; all that require a gradient if None. The rest, batch-norm statistics included,
+            is frozen and no part of the posterior; `Run.model` shares its memory with the network's.
         epochs: Passes through the training set.
         batch_size: Examples per update (not used with a loader).
         likelihood: Meaning of the outputs; by default classes for integer targets, Gaussian noise of learned
@@ -104,6 +114,7 @@ def fit(
         accumulate: Gradient-accumulation steps per update, to save memory.
         seed: Random seed, for the order of the data, augmentation and all draws.
         device: Device to train on; the model's own if None.
+        in_place: Train the network itself instead of a copy.
         folder: Run folder, for checkpoints, metrics and the posterior.
         resume: Continue the run in `folder`, if there is one.
         checkpoint_seconds: Time between checkpoints.
@@ -129,10 +140,19 @@ def fit(
     check_options(method_class, options)
     schedule = Schedule(schedule) if isinstance(schedule, str) else schedule
     _check_numbers(epochs, batch_size, accumulate, clip_norm, amp)
-    with distributed.process_group(), _seeded(seed):
-        made = model() if not isinstance(model, nn.Module) else model
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(distributed.process_group())
+        stack.enter_context(_seeded(seed))
+        # A resumed run reads all weights, and other processes receive them: then nothing can be shared.
+        shared = not resume and distributed.world_size() == 1
+        made, params = _own_network(model, params, in_place, shared)
         if device is not None:
             made = made.to(device)
+        stack.enter_context(training_only(made, params))
+        resting = frozen_norms(made)
+        made.train()  # as it is in every epoch: what a posterior holds depends on it
+        for norm in resting:
+            norm.eval()
         rank, world = distributed.rank(), distributed.world_size()
         shard = (0, 1) if method_class.one_per_rank else (rank, world)
         loader = as_loader(train_set, batch_size, seed, transform, shard)
@@ -164,6 +184,7 @@ def fit(
             "clip_norm": clip_norm,
             "amp": amp,
             "accumulate": accumulate,
+            "params": None if params is None else list(params),
             "options": {name: _plain(value) for name, value in options.items()},
             **({} if config is None else config),
         }
@@ -176,6 +197,7 @@ def fit(
             amp=None if amp is None else _AMP[amp],
             accumulate=accumulate,
             checkpoint_seconds=checkpoint_seconds,
+            resting=resting,
             logger=logger,
         )
         if folder is not None:
@@ -183,6 +205,8 @@ def fit(
         training.run(_progress(progress, rank))
         posterior = training.method.posterior()
         if training.folder is not None and rank == 0:
+            if posterior.rest:
+                training.folder.write_rest(made, posterior)
             posterior.save(training.folder.posterior_file)
             if logger is not None:
                 logger.artifact(training.folder.posterior_file)
@@ -224,6 +248,35 @@ def _check_numbers(
         raise ValueError(f"amp is {amp!r}: expected bfloat16 or float16")
 
 
+def _own_network(
+    model: nn.Module | Callable[[], nn.Module], params: Params | None, in_place: bool, shared: bool
+) -> tuple[nn.Module, list[str] | None]:
+    """Return the network to train and the names of what to train: the user's own is not to be changed."""
+    if not isinstance(model, nn.Module):
+        made = model()
+        return made, None if params is None else list(selected(made, params))
+    model = unwrapped(model)
+    chosen = None if params is None else selected(model, params)
+    names = None if chosen is None else list(chosen)
+    if in_place:
+        return model, names
+    memo: dict[int, Any] = {}
+    if shared:  # what is frozen is not written to, so that a large body need not be copied
+        memo = {
+            id(p): nn.Parameter(p.detach(), requires_grad=False)
+            for name, p in named_parameters(model).items()
+            if type(p) is nn.Parameter
+            and not (p.requires_grad and (names is None or name in names))
+        }
+    try:
+        return copy.deepcopy(model, memo), names
+    except Exception as error:
+        raise ValueError(
+            f"{type(model).__name__} cannot be copied ({str(error).splitlines()[0]}), and fit trains a copy: "
+            "pass in_place=True to train the network itself, or a function that makes it"
+        ) from error
+
+
 def _factory(
     model: nn.Module | Callable[[], nn.Module], made: nn.Module
 ) -> Callable[[], nn.Module]:
@@ -234,8 +287,8 @@ def _factory(
         twin = copy.deepcopy(made)
         for name, module in twin.named_modules():
             reset = getattr(module, "reset_parameters", None)
-            own = list(module.parameters(recurse=False))
-            if callable(reset):
+            own = [p for p in module.parameters(recurse=False) if p.requires_grad]
+            if callable(reset) and (own or not list(module.parameters(recurse=False))):
                 reset()
             elif own:
                 raise ValueError(

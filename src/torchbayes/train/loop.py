@@ -43,6 +43,7 @@ class Training:
     amp: torch.dtype | None
     accumulate: int
     checkpoint_seconds: float
+    resting: list[nn.Module] = field(default_factory=list)
     logger: Logger | None = None
     folder: RunFolder | None = None
     epoch: int = 0
@@ -91,6 +92,8 @@ class Training:
                 started = time.monotonic()
                 method.begin_epoch(self.epoch)
                 method.module.train()
+                for norm in self.resting:
+                    norm.eval()
                 for batch in self.loader.batches(self.epoch, self.batch):
                     self._update(*split_batch(batch))
                     self.batch += 1

@@ -5,6 +5,7 @@ metrics.jsonl           one line per epoch
 traces.jsonl            periodic diagnostics of a sampler's chains
 checkpoint.pt           everything needed to continue, read with weights_only=True
 posterior.safetensors   the result
+rest.safetensors        the weights that were frozen, if any: the posterior does not hold them
 """
 
 from __future__ import annotations
@@ -18,8 +19,12 @@ from typing import Any
 
 import tomli_w
 import torch
+from torch import nn
 
+from torchbayes.core.names import named_weights
 from torchbayes.core.storage import atomic_path, write_text
+from torchbayes.posterior import Point, Posterior, load, snapshot
+from torchbayes.posterior.posterior import assign
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -74,6 +79,7 @@ class RunFolder:
         self.traces_file = self.path / f"traces{suffix}.jsonl"
         self.checkpoint_file = self.path / f"checkpoint{suffix}.pt"
         self.posterior_file = self.path / "posterior.safetensors"
+        self.rest_file = self.path / "rest.safetensors"
 
     def prepare(self) -> None:
         """Create the folder and check that it is writable."""
@@ -138,6 +144,17 @@ class RunFolder:
             )
         assert isinstance(state, dict)
         return state
+
+    def write_rest(self, model: nn.Module, posterior: Posterior) -> None:
+        """Save the weights of the network that the posterior does not hold."""
+        held = posterior._shapes()
+        rest = [name for name in named_weights(model) if name not in held]
+        Point(snapshot(model, rest), model_name=posterior.model_name).save(self.rest_file)
+
+    def read_rest(self, model: nn.Module) -> None:
+        """Give the network the weights that the posterior does not hold, if there are any."""
+        if self.rest_file.exists():
+            assign(model, load(self.rest_file).mean())
 
     def append_metrics(self, row: dict[str, Any]) -> None:
         """Add one line to metrics.jsonl."""

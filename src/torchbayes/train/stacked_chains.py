@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from torchbayes.core.batch import arguments
+from torchbayes.core.names import own_weights
+from torchbayes.core.parameters import trainable
 from torchbayes.likelihood import Likelihood
 from torchbayes.posterior import Weights
 from torchbayes.prior import GaussianPrior, Prior
@@ -70,12 +72,12 @@ class StackedChains:
         self._net, self._likelihood = model, likelihood
         self.model = copy.deepcopy(model)
         stacked: dict[int, nn.Parameter] = {}
-        for name, old in self.model.named_parameters():
+        for name, old in trainable(self.model).items():  # chains share what is frozen
             rows = torch.stack([start[name] for start in starts]).detach().clone()
-            stacked[id(old)] = nn.Parameter(rows, requires_grad=old.requires_grad)
+            stacked[id(old)] = nn.Parameter(rows)
         for module in self.model.modules():
             for name, p in list(module._parameters.items()):
-                if p is not None:
+                if id(p) in stacked:
                     module._parameters[name] = stacked[id(p)]
         device = next(iter(stacked.values())).device
         self.alive = torch.ones(len(starts), dtype=torch.bool, device=device)
@@ -86,10 +88,11 @@ class StackedChains:
 
         def one(weights: Weights) -> Tensor:
             return self._likelihood.loss(
-                functional_call(self._net, weights, positional, named), targets
+                functional_call(self._net, own_weights(self._net, weights), positional, named),
+                targets,
             )
 
-        weights: Weights = dict(self.model.named_parameters())
+        weights: Weights = {**trainable(self.model)}
         losses: Tensor = vmap(one, randomness="different")(weights)
         return losses
 
@@ -99,17 +102,17 @@ class StackedChains:
         finite = self.alive.clone()
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         for gradient in gradients:
-            finite &= torch.isfinite(gradient).flatten(1).all(1)
+            finite &= torch.isfinite(gradient).reshape(len(gradient), -1).all(1)
         died = (self.alive & ~finite).nonzero().flatten().tolist()
         self.alive = finite
         if not bool(finite.all()):
             # Zero failed chains so that they stay finite.
             for gradient in gradients:
                 gradient[~finite] = 0
-            for p in self.model.parameters():
+            for p in trainable(self.model).values():
                 p[~finite] = 0
         return [int(number) for number in died]
 
     def weights(self, chain: int) -> Weights:
         """Return the weights of one chain."""
-        return {name: p.detach()[chain].clone() for name, p in self.model.named_parameters()}
+        return {name: p.detach()[chain].clone() for name, p in trainable(self.model).items()}

@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from torchbayes.core import distributed
 from torchbayes.core.batch import call
+from torchbayes.core.names import named_parameters
 from torchbayes.likelihood import Likelihood
 from torchbayes.optim import MAP, MLE
 from torchbayes.posterior import Generated, Posterior
@@ -149,7 +150,7 @@ class MeanFieldMethod(Method):
                 f"the posterior has collapsed to the prior (KL {per_weight:.1g} nats per weight): it has "
                 "learned nothing; try a smaller init_std, a longer kl_warmup or more epochs"
             )
-        weights = dict(self.model.named_parameters())
+        weights = named_parameters(self.model)
         narrow = sum(int((std < _POINT_STD * weights[n].abs()).sum()) for n, std in stds.items())
         if narrow > _POINT_SHARE * count:
             return (

@@ -16,7 +16,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from torchbayes.core.declaration import register
+from torchbayes.core.names import named_weights, unwrapped
+from torchbayes.posterior import held_names
 from torchbayes.posterior.dropout import DropoutPosterior, check_share, dropped_layers, hooked
+from torchbayes.posterior.partial import described
 from torchbayes.posterior.posterior import Weights, Wrapper, snapshot
 
 __all__ = ["MCDropout"]
@@ -57,7 +60,8 @@ class MCDropout(Wrapper, DropoutPosterior):
         check_share(p)
         Wrapper.__init__(self, model)
         self.p, self.layers = p, dropped_layers(model, layers)
-        self.model_name = type(model).__name__
+        self.model_name = type(unwrapped(model)).__name__
+        self._changing = set(held_names(model, ()))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the network, with dropout in training mode."""
@@ -67,16 +71,21 @@ class MCDropout(Wrapper, DropoutPosterior):
             return self.model(*args, **kwargs)
 
     def mean(self) -> Weights:
-        """Return the network's current weights."""
-        return snapshot(self.model)
+        """Return the network's current weights that are trained."""
+        return snapshot(self.model, self._held())
+
+    def _held(self) -> list[str]:
+        return held_names(self.model, also=self._changing)
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
-        named = [*self.model.named_parameters(), *self.model.named_buffers()]
-        return {name: tuple(tensor.shape) for name, tensor in named}
+        own = named_weights(self.model)
+        return {name: tuple(own[name].shape) for name in self._held()}
 
     def posterior(self) -> DropoutPosterior:
         """Return a copy of the current posterior."""
-        return DropoutPosterior(self.mean(), self.p, self.layers, model_name=self.model_name)
+        held = self._held()
+        weights, about = snapshot(self.model, held), described(self.model, held)
+        return DropoutPosterior(weights, self.p, self.layers, **about)
 
     def save(self, path: Any) -> None:
         """Write `posterior()` to a file."""

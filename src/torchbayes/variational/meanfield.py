@@ -20,7 +20,7 @@ import math
 import operator
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,8 +29,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from torchbayes.core.declaration import register
+from torchbayes.core.parameters import Params
 from torchbayes.core.workspace import Workspace
-from torchbayes.posterior import Gaussian, Weights, snapshot
+from torchbayes.posterior import Gaussian, Weights
 from torchbayes.prior import GaussianPrior, Prior, as_prior
 from torchbayes.variational.draw import Draw, Spread
 from torchbayes.variational.estimators import Estimator, shared_draw
@@ -102,9 +103,9 @@ class MeanField(RandomWrapper):
         init: `"model"` starts from the network's weights, random or trained. `"moped"` is for a trained
             network: σ = init_std · |w|, at least init_std / 1000 (Krishnan et al., AAAI 2020; its prior is
             `GaussianPrior(mean=tb.snapshot(model))`).
-        params: Names of weights, or of modules, to be random, such as `["head"]` for the last layer only;
-            the rest is trained without a distribution. By default all trainable weights except norm
-            layers'.
+        params: Weights to be random: names or patterns, such as `"head.*"` for the last layer only,
+            modules or parameters. The rest is trained without a distribution, unless it is frozen. By
+            default all trainable weights except norm layers'.
         generator: Source of the draws; torch's global generator if not given. Its state is part of
             `state_dict()`.
 
@@ -136,7 +137,7 @@ class MeanField(RandomWrapper):
         *,
         init_std: float = 0.01,
         init: str = "model",
-        params: Iterable[str] | None = None,
+        params: Params | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
         if not (init_std > 0 and math.isfinite(init_std)):
@@ -233,7 +234,8 @@ class MeanField(RandomWrapper):
 
     def posterior(self) -> Gaussian:
         """Return a copy of the current posterior; the network's buffers are part of the mean."""
-        return Gaussian(snapshot(self.model), self.std(), model_name=type(self.model).__name__)
+        mean, about = self._snapshot()
+        return Gaussian(mean, self.std(), **about)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Load a state like any module."""

@@ -70,13 +70,13 @@ def measure(data: Data, delta: float, epochs: int) -> dict[str, float]:
     outputs = int(y.max()) + 1 if classes else 1
     net = nn.Sequential(nn.Linear(x.shape[1], 20), nn.Tanh(), nn.Linear(20, outputs))
     likelihood = tb.Categorical() if classes else tb.GaussianNoise(0.5, learned=True)
-    tb.fit(
+    net = tb.fit(
         net, (x, y), likelihood=likelihood, epochs=epochs, batch_size=len(x), lr=0.02,
         schedule="cosine", prior=delta, progress=False,
-    )  # fmt: skip
+    ).model.eval()  # fmt: skip
     full, kronecker = (
         tb.Laplace(
-            net.eval(), (x, y), likelihood, structure=structure, prior=delta, batch_size=512,
+            net, (x, y), likelihood, structure=structure, prior=delta, batch_size=512,
             check=False,
         )
         for structure in ("full", "kronecker")

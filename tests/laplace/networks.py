@@ -16,12 +16,12 @@ class Task:
     def __init__(
         self, net: nn.Module, x: Tensor, y: Tensor, likelihood: tb.Likelihood, epochs: int
     ) -> None:
-        self.net, self.x, self.y, self.likelihood = net, x, y, likelihood
-        tb.fit(
+        self.x, self.y, self.likelihood = x, y, likelihood
+        run = tb.fit(
             net, (x, y), likelihood=likelihood, epochs=epochs, batch_size=len(x), lr=0.03,
             prior=1.0, progress=False,
         )  # fmt: skip
-        net.eval()
+        self.net = run.model.eval()
 
     def laplace(self, **options: object) -> tb.Laplace:
         """Build the Laplace posterior under test."""

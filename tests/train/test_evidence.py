@@ -39,6 +39,7 @@ class _Stop:
 def test_weight_decay_chooses_itself_and_resumes(tmp_path: Path) -> None:
     net, x, y = problem()
     run = tb.fit(net, (x, y), **OPTIONS)
+    net = run.model
     found = [row["prior_precision"] for row in run.history]
     assert found[0] == found[1] == pytest.approx(0.01)
     assert found[2] == found[3] != found[1]
@@ -49,6 +50,7 @@ def test_weight_decay_chooses_itself_and_resumes(tmp_path: Path) -> None:
         tb.fit(again, (x, y), logger=_Stop(), **kept, **OPTIONS)
     again, _, _ = problem()
     resumed = tb.fit(again, (x, y), resume=True, **kept, **OPTIONS)
+    again = resumed.model
     assert [row["prior_precision"] for row in resumed.history] == found
     assert all(torch.equal(a, b) for a, b in zip(again.parameters(), net.parameters(), strict=True))
 
@@ -57,7 +59,7 @@ def test_by_hand_it_is_a_laplace_posterior_and_a_new_precision() -> None:
     net, x, y = problem()
     run = tb.fit(net, (x, y), **(OPTIONS | {"epochs": 3}))
     by_hand, _, _ = problem()
-    tb.fit(by_hand, (x, y), **(OPTIONS | {"epochs": 2, "evidence_every": 0}))
+    by_hand = tb.fit(by_hand, (x, y), **(OPTIONS | {"epochs": 2, "evidence_every": 0})).model
     weights = ["0.weight", "0.bias", "3.weight", "3.bias"]  # those with a prior: no norms
     la = tb.Laplace(by_hand, (x, y), tb.Categorical(), subset=weights, prior=0.01, check=False)
     best = la.optimize_prior().precision

@@ -92,8 +92,8 @@ class Laplace:
         >>> import torch, torchbayes as tb
         >>> x = torch.linspace(-1, 1, 50).unsqueeze(1)
         >>> net = torch.nn.Linear(1, 1)
-        >>> run = tb.fit(net, (x, 2 * x), epochs=300, lr=0.05, progress=False)
-        >>> la = tb.Laplace(net, (x, 2 * x), likelihood=tb.GaussianNoise(0.1), structure="full")
+        >>> net = tb.fit(net, (x, 2 * x), epochs=300, lr=0.05, progress=False).model
+        >>> la = tb.Laplace(net.eval(), (x, 2 * x), likelihood=tb.GaussianNoise(0.1), structure="full")
         >>> p = la.predictive(torch.tensor([[0.0], [10.0]]))
         >>> bool(p.epistemic[1] > 5 * p.epistemic[0])   # far from the data
         True
@@ -225,11 +225,12 @@ class Laplace:
 
         Example:
             >>> import torch, torchbayes as tb
-            >>> x = torch.randn(20, 2)
-            >>> net = torch.nn.Linear(2, 3)
-            >>> la = tb.Laplace(net, (x, torch.zeros(20, dtype=torch.long)), prior=1.0)  # doctest: +SKIP
+            >>> x, net = torch.randn(20, 2), torch.nn.Linear(2, 3)
+            >>> la = tb.Laplace(net, (x, net(x).argmax(1)), check=False)
             >>> delta = torch.tensor(2.0, requires_grad=True)
-            >>> la.log_marginal_likelihood(delta).backward()  # doctest: +SKIP
+            >>> la.log_marginal_likelihood(delta).backward()
+            >>> delta.grad.shape
+            torch.Size([])
         """
         precision, means = self._precision, self._means
         if prior is not None:
@@ -331,7 +332,7 @@ class Laplace:
             >>> x = torch.randn(60, 2)
             >>> y = (x[:, 0] > 0).long()
             >>> net = torch.nn.Linear(2, 2)
-            >>> run = tb.fit(net, (x, y), epochs=100, lr=0.05, progress=False)
+            >>> net = tb.fit(net, (x, y), epochs=100, lr=0.05, progress=False).model
             >>> p = tb.Laplace(net, (x, y)).predictive(x)
             >>> p.probs.shape, p.epistemic.shape
             (torch.Size([60, 2]), torch.Size([60]))

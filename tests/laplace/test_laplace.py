@@ -257,7 +257,14 @@ def test_predicted_noise_has_its_fisher_matrix() -> None:
     y = torch.randn(40, 1) * 0.9
     noise = tb.GaussianNoise(predicted=True)
     tb.fit(
-        net, (x, y), likelihood=noise, epochs=400, batch_size=40, lr=0.02, in_place=True, progress=False
+        net,
+        (x, y),
+        likelihood=noise,
+        epochs=400,
+        batch_size=40,
+        lr=0.02,
+        in_place=True,
+        progress=False,
     )
     la = tb.Laplace(net, (x, y), noise, structure="full", prior=1.0)
     with torch.no_grad():

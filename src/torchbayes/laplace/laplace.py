@@ -152,7 +152,7 @@ class Laplace:
         self.train_size = self._observed.examples
         _check_size(self.train_size, train_size, batches.size)
         if estimated:
-            self._set_noise(math.sqrt(self._observed.total / self._observed.count))
+            self.noise = max(math.sqrt(self._observed.total / self._observed.count), 1e-6)
         kept = some.joined() if check else None
         if kept is not None:
             warn_of_untrained(
@@ -185,14 +185,20 @@ class Laplace:
 
     @property
     def noise(self) -> Tensor | None:
-        """The standard deviation of Gaussian noise of one size; None for other likelihoods."""
+        """The standard deviation of Gaussian noise of one size, which may be set; None for others."""
         noise = noise_of(self.likelihood)
         return None if noise is None else noise.std.detach()
 
-    def _set_noise(self, std: float) -> None:
+    @noise.setter
+    def noise(self, std: float | Tensor) -> None:
         noise = noise_of(self.likelihood)
-        assert noise is not None
-        noise.log_std.data.fill_(math.log(max(std, 1e-12)))
+        if noise is None:
+            raise ValueError(
+                f"a {type(self.likelihood).__name__} likelihood has no noise of one size to set: leave it"
+            )
+        if not 0 < float(std) < math.inf:
+            raise ValueError(f"noise is {float(std):g}: expected a standard deviation above 0")
+        noise.log_std.data.fill_(math.log(float(std)))
         self._kept = None
 
     @property
@@ -287,7 +293,7 @@ class Laplace:
             found = maximise(self._evidence_of, starts)
         self.prior = found[0]
         if len(found) > 1:
-            self._set_noise(float(found[1]))
+            self.noise = found[1]
         return self.prior
 
     def _evidence_of(self, delta: Tensor, noise: Tensor | None = None) -> Tensor:

@@ -22,8 +22,8 @@ def subset_names(model: nn.Module, subset: Subset, inputs: Any) -> list[str]:
 
     Args:
         model: The network.
-        subset: `"all"` (the trainable ones), `"last_layer"`, or what `params` of a method takes: a module, the
-            name of a module or of a weight, a pattern such as `"layer4.*"`, or a sequence of them.
+        subset: `"all"` (the trainable ones), `"last_layer"`, or what a method's `params` takes: a module,
+            the name of a module or weight, a pattern such as `"layer4.*"`, or a sequence of them.
         inputs: Inputs, to find the last layer.
 
     Raises:
@@ -39,7 +39,9 @@ def subset_names(model: nn.Module, subset: Subset, inputs: Any) -> list[str]:
         else:
             found |= selected(model, each, argument="subset").keys()
     if not found:
-        raise ValueError("subset is empty: name weights, patterns or modules, or leave it out for all")
+        raise ValueError(
+            "subset is empty: name weights, patterns or modules, or leave it out for all"
+        )
     return [name for name in named_parameters(model) if name in found]
 
 

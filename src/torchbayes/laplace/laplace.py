@@ -129,10 +129,10 @@ class Laplace:
         for name, p in parameters.items():
             p.requires_grad_(name in self.names)
         weights: Weights = {name: parameters[name] for name in self.names}
-        self._inputs_like = inputs
         with torch.no_grad():
             outputs = call(self.model, inputs)
         _check_outputs(self.model, self.likelihood, outputs, targets)
+        self._outputs = outputs[0].numel()
         self.curvature = _curvature(curvature, self.likelihood, outputs)
         self.structure = structure
         self._structure = _structure(structure, weights, rank)
@@ -305,7 +305,9 @@ class Laplace:
             self.prior = delta
             total = count = 0.0
             for _, inputs, targets in Batches(validation, 512).each(0):
-                log_probs = self.predictive(inputs).log_prob(targets.to(self._device))
+                generator = torch.Generator().manual_seed(0)
+                p = self.predictive(inputs, generator=generator)
+                log_probs = p.log_prob(targets.to(self._device))
                 total, count = total - float(log_probs.double().sum()), count + len(targets)
             if total / count < least:
                 best, least = self._precision, total / count
@@ -327,8 +329,9 @@ class Laplace:
         Args:
             inputs: A tensor, a tuple or a dictionary of tensors, or a loader.
             link: From the Gaussian over logits to probabilities: `"probit"`, `"bridge"` or `"mc"` (see
-                `torchbayes.laplace.links`). `"probit"` for classes if None. Gaussian noise of one size has a
-                closed form; other likelihoods take `"mc"`.
+                `torchbayes.laplace.links`). If None, `"mc"` for up to 32 classes and `"probit"` for more,
+                which needs no covariance of the outputs but ignores that logits move together. Gaussian
+                noise of one size has a closed form; other likelihoods take `"mc"`.
             samples: Draws of the outputs for `"mc"`.
             generator: Source of these draws.
             max_memory: Limit in bytes on what is held at a time, checked before it starts.
@@ -353,7 +356,7 @@ class Laplace:
                     "leave link out"
                 )
         elif not closed:
-            link = "probit" if classes else "mc"
+            link = "probit" if classes and self._outputs > EXACT_UP_TO else "mc"
         if link == "mc" and samples < 1:
             raise ValueError(f"samples is {samples}: expected at least 1 draw")
         what = {"probit": "variance", "bridge": "row_sums"}.get(link or "", "covariance")

@@ -22,6 +22,10 @@ from torchbayes.laplace.structure import Records, Solved, Structure, record_size
 __all__ = ["Moments", "moments"]
 
 
+# More at a time than this leaves the cache and takes longer.
+_CACHED = 32 << 20
+
+
 @dataclass
 class Moments:
     """A Gaussian over the outputs of some examples.
@@ -90,7 +94,8 @@ def _measure(
             f"{max(graph, rows) * 2 / 2**20:,.0f} MB for one example, but max_memory is "
             f"{max_memory / 2**20:,.0f} MB: give more, use link='probit', or a Laplace of subset='last_layer'"
         )
-    return max(1, budget // graph), max(1, budget // rows)
+    work = min(budget, _CACHED)
+    return max(1, work // graph), max(1, work // rows)
 
 
 def _moments(

@@ -9,50 +9,50 @@ P⁻¹) around the trained weights w*, with the precision P = s·H + Δ of the t
 from __future__ import annotations
 
 import copy
-import difflib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from torchbayes.core.batch import Inputs, call, slice_batch, split_batch, to_device
+from torchbayes.core.batch import call, slice_batch, to_device
 from torchbayes.core.names import named_parameters, unwrapped
+from torchbayes.laplace.arguments import (
+    PriorLike,
+    check_outputs,
+    check_size,
+    curvature_for,
+    in_copy,
+    input_batches,
+    likelihood_for,
+    one_of,
+    prior_terms,
+    structure_for,
+)
 from torchbayes.laplace.checks import Some, warn_of_training_mode, warn_of_untrained
-from torchbayes.laplace.diagonal import Diagonal
-from torchbayes.laplace.evidence import by_tensor, log_evidence, maximise, scan
-from torchbayes.laplace.full import Full
+from torchbayes.laplace.evidence import log_evidence, maximise, scan
 from torchbayes.laplace.gather import Batches, Checkpoint, gather
-from torchbayes.laplace.kronecker import Kronecker
 from torchbayes.laplace.linearised import Moments, moments
 from torchbayes.laplace.links import LinearisedRegression, bridge, draw_outputs, probit
-from torchbayes.laplace.low_rank import LowRank
-from torchbayes.laplace.outputs import EXACT_UP_TO, Observed, has_root, noise_of
-from torchbayes.laplace.structure import Solved, Structure
+from torchbayes.laplace.outputs import EXACT_UP_TO, Observed, noise_of
+from torchbayes.laplace.structure import Solved
 from torchbayes.laplace.subset import Subset, subset_names
 from torchbayes.likelihood import (
     Categorical,
-    GaussianNoise,
     Likelihood,
-    Observation,
-    as_likelihood,
 )
 from torchbayes.posterior import Posterior, Weights, Wrapper, snapshot
 from torchbayes.posterior.partial import digest_of_rest, held_names
 from torchbayes.predict.results import Predictive
-from torchbayes.prior import GaussianPrior, Prior, as_prior
+from torchbayes.prior import GaussianPrior
 
 __all__ = ["Laplace"]
 
 _STRUCTURES = ("diagonal", "kronecker", "full", "low_rank")
 _CURVATURES = ("ggn", "sampled", "empirical")
 _LINKS = ("probit", "mc", "bridge")
-_FULL_UP_TO = 20_000  # weights, whose matrix takes 3 GB in double precision
 _VALIDATION_GRID = torch.logspace(-4, 6, 21, dtype=torch.float64)
-
-PriorLike = Prior | float | Mapping[str, float | Tensor] | Tensor
 
 
 class Laplace:
@@ -106,9 +106,9 @@ class Laplace:
         train_size: int | None = None, folder: str | Path | None = None,
         generator: torch.Generator | None = None, check: bool = True,
     ) -> None:  # fmt: skip
-        _one_of("structure", structure, _STRUCTURES)
+        one_of("structure", structure, _STRUCTURES)
         if curvature is not None:
-            _one_of("curvature", curvature, _CURVATURES)
+            one_of("curvature", curvature, _CURVATURES)
         for what, value in (("samples", samples), ("rank", rank), ("batch_size", batch_size)):
             if value < 1:
                 raise ValueError(f"{what} is {value}: expected a whole number of at least 1")
@@ -122,20 +122,20 @@ class Laplace:
         inputs, targets = batches.first()
         inputs, targets = to_device(slice_batch(inputs, 0, 2), device), targets[:2].to(device)
         estimated = likelihood is None and targets.is_floating_point()
-        self.likelihood = _likelihood(likelihood, targets).to(device)
+        self.likelihood = likelihood_for(likelihood, targets).to(device)
         self.names = subset_names(
-            self.model, _in_copy(subset, network, self.model), inputs
+            self.model, in_copy(subset, network, self.model), inputs
         )  # fmt: skip
         for name, p in parameters.items():
             p.requires_grad_(name in self.names)
         weights: Weights = {name: parameters[name] for name in self.names}
         with torch.no_grad():
             outputs = call(self.model, inputs)
-        _check_outputs(self.model, self.likelihood, outputs, targets)
+        check_outputs(self.model, self.likelihood, outputs, targets)
         self._outputs = outputs[0].numel()
-        self.curvature = _curvature(curvature, self.likelihood, outputs)
+        self.curvature = curvature_for(curvature, self.likelihood, outputs)
         self.structure = structure
-        self._structure = _structure(structure, weights, rank)
+        self._structure = structure_for(structure, weights, rank)
         self.prior = prior
         if generator is None:
             generator = torch.Generator(device).manual_seed(0)
@@ -150,7 +150,7 @@ class Laplace:
             Checkpoint(folder, self.model, settings), some,
         )  # fmt: skip
         self.train_size = self._observed.examples
-        _check_size(self.train_size, train_size, batches.size)
+        check_size(self.train_size, train_size, batches.size)
         if estimated:
             self.noise = max(math.sqrt(self._observed.total / self._observed.count), 1e-6)
         kept = some.joined() if check else None
@@ -170,7 +170,7 @@ class Laplace:
     @prior.setter
     def prior(self, value: PriorLike) -> None:
         weights = self._structure.weights
-        self._precision, self._means = _prior_terms(value, weights)
+        self._precision, self._means = prior_terms(value, weights)
         if isinstance(value, GaussianPrior):
             self._prior = value
         else:
@@ -240,7 +240,7 @@ class Laplace:
         """
         precision, means = self._precision, self._means
         if prior is not None:
-            precision, means = _prior_terms(prior, self._structure.weights)
+            precision, means = prior_terms(prior, self._structure.weights)
         level = self.noise
         if noise is not None:
             if level is None:
@@ -268,7 +268,7 @@ class Laplace:
         Returns:
             The new prior.
         """
-        _one_of("by", by, ("evidence", "validation"))
+        one_of("by", by, ("evidence", "validation"))
         if by == "validation":
             if validation is None:
                 raise ValueError(
@@ -349,7 +349,7 @@ class Laplace:
         classes = isinstance(self.likelihood, Categorical)
         closed = noise_of(self.likelihood) is not None
         if link is not None:
-            _one_of("link", link, _LINKS)
+            one_of("link", link, _LINKS)
             if not classes and link != "mc":
                 raise ValueError(
                     f"link={link!r} is for classes, and the likelihood is {type(self.likelihood).__name__}: "
@@ -361,7 +361,7 @@ class Laplace:
             raise ValueError(f"samples is {samples}: expected at least 1 draw")
         what = {"probit": "variance", "bridge": "row_sums"}.get(link or "", "covariance")
         parts: list[Predictive] = []
-        for batch in _input_batches(inputs):
+        for batch in input_batches(inputs):
             batch = to_device(batch, self._device)
             for part in moments(
                 self.model, self._structure, self._solved, batch, what, max_memory
@@ -398,140 +398,3 @@ class Laplace:
             f"Laplace({self.structure} over {count:,} weights of {type(self.model).__name__}, "
             f"curvature {self.curvature})"
         )
-
-
-def _one_of(what: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        close = difflib.get_close_matches(str(value), known, 1, cutoff=0.4)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise ValueError(f"{what} is {value!r}: expected {', '.join(known)}{hint}")
-
-
-def _in_copy(subset: Subset, network: nn.Module, twin: nn.Module) -> Subset:
-    """Replace modules of the user's network by those of the copy."""
-    if isinstance(subset, str):
-        return subset
-    twins = dict(zip(map(id, network.modules()), twin.modules(), strict=True))
-    if isinstance(subset, nn.Module):
-        return twins.get(id(subset), subset)
-    return [each if isinstance(each, str) else twins.get(id(each), each) for each in subset]
-
-
-def _likelihood(given: Any, targets: Tensor) -> Likelihood:
-    if given is not None:
-        return copy.deepcopy(as_likelihood(given))
-    return GaussianNoise(learned=True) if targets.is_floating_point() else Categorical()
-
-
-def _check_outputs(model: nn.Module, likelihood: Likelihood, outputs: Any, targets: Tensor) -> None:
-    """Raise an error of one sentence if outputs, targets and likelihood do not fit."""
-    if not isinstance(outputs, Tensor):
-        raise TypeError(
-            f"{type(model).__name__} returns a {type(outputs).__name__}: Laplace needs a module that returns "
-            "one tensor; wrap it in a module that selects one"
-        )
-    if isinstance(likelihood, Categorical) and targets.is_floating_point():
-        raise ValueError(
-            f"targets are {targets.dtype}, which are not class labels: convert them to int64, or pass "
-            "likelihood=torchbayes.GaussianNoise(…) for regression"
-        )
-    if isinstance(likelihood, Observation):
-        try:
-            likelihood.distribution(outputs)
-        except Exception as error:
-            raise TypeError(
-                "likelihood is a function that gives no distribution of the targets "
-                f"({str(error).splitlines()[0]}): a loss is no likelihood; pass torchbayes.Categorical(), "
-                "GaussianNoise(…), or a function from outputs to a torch distribution"
-            ) from error
-    likelihood.loss(outputs, targets)
-
-
-def _curvature(given: str | None, likelihood: Likelihood, outputs: Tensor) -> str:
-    exact = has_root(likelihood, outputs)
-    if given is None:
-        return "ggn" if exact and outputs[0].numel() <= EXACT_UP_TO else "sampled"
-    if given == "ggn" and not exact:
-        raise ValueError(
-            f"there is no exact Gauss–Newton matrix for {type(likelihood).__name__} with outputs of shape "
-            f"{tuple(outputs.shape[1:])}: use curvature='sampled'"
-        )
-    return given
-
-
-def _structure(name: str, weights: Weights, rank: int) -> Structure:
-    if name == "low_rank":
-        return LowRank(weights, rank)
-    count = sum(w.numel() for w in weights.values())
-    if name == "full" and count > _FULL_UP_TO:
-        raise ValueError(
-            f"structure='full' has a matrix of {count:,} × {count:,} weights, "
-            f"{8 * count**2 / 2**30:,.0f} GB: choose a subset of up to {_FULL_UP_TO:,} weights, such as "
-            "'last_layer', or another structure"
-        )
-    kinds: dict[str, Callable[[Weights], Structure]] = {
-        "diagonal": Diagonal, "kronecker": Kronecker, "full": Full
-    }  # fmt: skip
-    return kinds[name](weights)
-
-
-def _check_size(seen: int, given: int | None, known: int | None) -> None:
-    if given is not None and seen != given:
-        raise ValueError(
-            f"train_size is {given} but the data have {seen} examples: give all of the training data once"
-        )
-    if known is not None and seen != known:
-        raise ValueError(
-            f"the loader gave {seen} of its {known} examples: give every example once (drop_last=False, no "
-            "sampler that leaves some out), because their number is the weight of the data against the prior"
-        )
-
-
-def _prior_terms(value: PriorLike, weights: Weights) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return the precision and the mean of every weight tensor, in double precision."""
-    means = dict.fromkeys(weights, torch.zeros((), dtype=torch.float64))
-    if isinstance(value, Mapping):
-        missing = next((name for name in weights if name not in value), None)
-        if missing is not None:
-            raise ValueError(
-                f"the prior has no precision for weight {missing!r}: give one for each"
-            )
-        entries = {name: torch.as_tensor(value[name]).double() for name in weights}
-    elif isinstance(value, Tensor):
-        if value.dim() > 1 or (value.dim() == 1 and len(value) != len(weights)):
-            raise ValueError(
-                f"the prior's precision has shape {tuple(value.shape)}: expected one number, or "
-                f"{len(weights)}, one for each weight tensor"
-            )
-        entries = by_tensor(value.double(), weights)
-    else:
-        prior = as_prior(value)
-        if not isinstance(prior, GaussianPrior):
-            raise TypeError(
-                f"Laplace takes a Gaussian prior, not a {type(prior).__name__}: pass a precision or a "
-                "GaussianPrior(…)"
-            )
-        if prior.scalar is not None:
-            entries = by_tensor(torch.tensor(prior.scalar, dtype=torch.float64), weights)
-        else:
-            moments_of = {n: prior.moments(n, w.detach().double()) for n, w in weights.items()}
-            means = {name: mean for name, (mean, _) in moments_of.items()}
-            entries = {name: precision for name, (_, precision) in moments_of.items()}
-    for name, delta in entries.items():
-        if not bool(((delta > 0) & delta.isfinite()).all()):
-            raise ValueError(
-                f"the prior's precision of {name!r} is {float(delta.detach().min()):g}: Laplace needs a "
-                "finite one above 0, because data alone do not determine all weights"
-            )
-    return {
-        name: delta.reshape(()) if delta.numel() == 1 and delta.dim() else delta
-        for name, delta in entries.items()
-    }, means
-
-
-def _input_batches(inputs: Any) -> Iterator[Inputs]:
-    if isinstance(inputs, (Tensor, tuple, Mapping)) or not isinstance(inputs, Iterable):
-        yield inputs
-    else:
-        for batch in inputs:
-            yield split_batch(batch)[0]

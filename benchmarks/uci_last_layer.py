@@ -181,7 +181,9 @@ def exact(splits: list[Split], prior: float) -> list[tuple[float, float]]:
         return Penalised(MapLoss(features, count, prior), lambda net, x, y: net.loss(x, y))
 
     nets = trained(splits, make)
-    heads = [tb.ExactLastLayer(n.model, s.train) for s, n in zip(splits, nets, strict=True)]  # type: ignore[arg-type]
+    heads = [
+        tb.variational.ExactLastLayer(n.model, s.train) for s, n in zip(splits, nets, strict=True)
+    ]  # type: ignore[arg-type]
     return [s.scores(head.predictive(s.test[0])) for s, head in zip(splits, heads, strict=True)]
 
 

@@ -32,8 +32,10 @@ ALLOWED: dict[str, set[str]] = {
     # metrics are pure functions of tensors: a prediction's density and quantiles are theirs.
     "predict": CORE | {"likelihood", "metrics", "predict"},
     "posthoc": {"posthoc", "predict"},
+    "laplace": CORE | {"laplace", "curvature", "likelihood", "predict"},
     "train": CORE
-    | {"train", "optim", "average", "variational", "curvature", "likelihood", "predict", "data"},
+    | {"train", "optim", "average", "variational", "curvature", "likelihood", "predict", "data"}
+    | {"laplace"},
 }
 
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from torchbayes.average import HWA as HWA, SWA as SWA, SWAG as SWAG
     from torchbayes.checks.verify import verify as verify
     from torchbayes.data import load_data as load_data
+    from torchbayes.laplace import Laplace as Laplace
     from torchbayes.likelihood import (
         Bernoulli as Bernoulli,
         Categorical as Categorical,
@@ -78,7 +79,6 @@ if TYPE_CHECKING:
     from torchbayes.train.tracking import TensorBoard as TensorBoard
     from torchbayes.variational import (
         VBLL as VBLL,
-        ExactLastLayer as ExactLastLayer,
         Hypernet as Hypernet,
         MCDropout as MCDropout,
         MeanField as MeanField,
@@ -98,6 +98,7 @@ else:
         "average": "HWA SWA SWAG",
         "checks.verify": "verify",
         "data": "load_data",
+        "laplace": "Laplace",
         "likelihood": "Bernoulli Categorical GaussianNoise Likelihood Poisson StudentT",
         "posterior": (
             "Gaussian KroneckerGaussian LowRankGaussian Point Posterior Samples Weights latents load snapshot"
@@ -116,7 +117,7 @@ else:
         "train.schedule": "Schedule",
         "train.tracking": "TensorBoard",
         "variational": (
-            "ExactLastLayer Hypernet MCDropout MeanField VBLL flipout local_reparameterisation shared_draw"
+            "Hypernet MCDropout MeanField VBLL flipout local_reparameterisation shared_draw"
         ),
     }
     _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}

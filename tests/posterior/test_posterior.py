@@ -447,6 +447,11 @@ def posteriors() -> list[Posterior]:
             {"float": torch.rand(2, 2)},
             {"float": torch.rand(3, 3)},
             std={"double": std["double"]},
+            scales={"float": torch.rand(2, 3)},
+        ),
+        tb.posterior.FullGaussian(mean, ["float"], torch.rand(6, 6)),
+        tb.posterior.ShrunkGaussian(
+            mean, {"float": std["float"]}, {"float": torch.zeros(1, 2, 3)}, torch.ones(1)
         ),
         RowGaussian(mean, {"float": torch.rand(2, 3, 3)}, std={"double": std["double"]}),
         DropoutPosterior(mean, 0.2, ["0", "body.fc"], model_name="Net"),

@@ -25,7 +25,7 @@ def problem(count: int = 80, outputs: int = 1) -> tuple[nn.Sequential, Tensor, T
 
 def test_posterior_and_prediction_are_the_conjugate_ones() -> None:
     model, x, y, phi = problem(outputs=2)
-    last = tb.ExactLastLayer(model, (x, y), noise_std=0.5, prior=3.0)
+    last = tb.variational.ExactLastLayer(model, (x, y), noise_std=0.5, prior=3.0)
     cov = np.linalg.inv(3.0 * np.eye(8) + phi.T @ phi / 0.25)
     mean = cov @ phi.T @ y.numpy() / 0.25
     q = last.posterior()
@@ -47,7 +47,7 @@ def test_posterior_and_prediction_are_the_conjugate_ones() -> None:
 
 def test_evidence_chooses_what_scikit_learn_chooses() -> None:
     model, x, y, phi = problem()
-    last = tb.ExactLastLayer(model, (x, y))
+    last = tb.variational.ExactLastLayer(model, (x, y))
     ridge = BayesianRidge(
         alpha_1=0, alpha_2=0, lambda_1=0, lambda_2=0, fit_intercept=False, max_iter=5000, tol=1e-12,
         compute_score=True,
@@ -61,10 +61,10 @@ def test_evidence_chooses_what_scikit_learn_chooses() -> None:
     np.testing.assert_allclose(p.mean.numpy().ravel(), mean, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(p.std.numpy().ravel(), std, rtol=1e-5)
     # Known noise: only the prior is chosen, and no other one has a larger evidence.
-    known = tb.ExactLastLayer(model, (x, y), noise_std=0.4)
+    known = tb.variational.ExactLastLayer(model, (x, y), noise_std=0.4)
     assert known.noise_std == pytest.approx(0.4)
     for factor in (0.9, 1.1):
-        other = tb.ExactLastLayer(
+        other = tb.variational.ExactLastLayer(
             model, (x, y), noise_std=0.4, prior=factor * known.prior_precision
         )
         assert other.log_evidence < known.log_evidence
@@ -72,8 +72,8 @@ def test_evidence_chooses_what_scikit_learn_chooses() -> None:
 
 def test_a_loader_gives_the_same_and_the_posterior_predicts() -> None:
     model, x, y, _ = problem()
-    whole = tb.ExactLastLayer(model, (x, y))
-    parts = tb.ExactLastLayer(model, [(x[:30], y[:30]), (x[30:], y[30:, 0])])
+    whole = tb.variational.ExactLastLayer(model, (x, y))
+    parts = tb.variational.ExactLastLayer(model, [(x[:30], y[:30]), (x[30:], y[30:, 0])])
     assert parts.log_evidence == pytest.approx(whole.log_evidence)
     drawn = tb.predictive(
         model, whole.posterior(), x, 4000, likelihood=whole.likelihood,
@@ -87,10 +87,10 @@ def test_a_loader_gives_the_same_and_the_posterior_predicts() -> None:
 def test_refuses_what_it_cannot_take() -> None:
     model, x, y, _ = problem()
     with pytest.raises(ValueError, match=r"torch.int64: an exact last layer is a regression"):
-        tb.ExactLastLayer(model, (x, torch.zeros(80).long()))
+        tb.variational.ExactLastLayer(model, (x, torch.zeros(80).long()))
     with pytest.raises(ValueError, match="noise_std is -1"):
-        tb.ExactLastLayer(model, (x, y), noise_std=-1.0)
+        tb.variational.ExactLastLayer(model, (x, y), noise_std=-1.0)
     with pytest.raises(ValueError, match="fit the 5 targets exactly"):
-        tb.ExactLastLayer(model, (x[:5], model.eval()(x[:5]).detach()))
+        tb.variational.ExactLastLayer(model, (x[:5], model.eval()(x[:5]).detach()))
     with pytest.raises(ValueError, match="no examples"):
-        tb.ExactLastLayer(model, [])
+        tb.variational.ExactLastLayer(model, [])

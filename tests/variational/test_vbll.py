@@ -158,7 +158,7 @@ def test_on_frozen_features_it_converges_to_the_exact_posterior() -> None:
     y = x[:, :1] + 0.3 * torch.randn(60, 1).double()
     model = network(1)
     model[0].requires_grad_(False)
-    exact = tb.ExactLastLayer(model, (x, y), noise_std=0.3, prior=2.0)
+    exact = tb.variational.ExactLastLayer(model, (x, y), noise_std=0.3, prior=2.0)
     net = tb.VBLL(model, tb.GaussianNoise(0.3), train_size=60, prior=2.0)
     optimizer = torch.optim.LBFGS(
         [p for p in net.parameters() if p.requires_grad], max_iter=800, tolerance_grad=1e-10,

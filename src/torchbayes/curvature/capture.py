@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from torchbayes.core.batch import LossWeights, is_plain_backward, uncompiled
-from torchbayes.curvature.accumulate import Record, Uses, on_gradient
+from torchbayes.curvature.accumulate import Record, Uses
 from torchbayes.curvature.composite import opened
 from torchbayes.curvature.derived import Derived
 from torchbayes.curvature.factors import FactorSums
@@ -427,7 +427,7 @@ class Capture(TorchFunctionMode):
     def watch(self, output: Tensor, target: Tensor, record: Callable[[Tensor], Record]) -> None:
         """Note a use of a weight, whose record is made from the output's gradient when it arrives."""
         use = self.uses.use(target)
-        on_gradient(output, lambda gradient: use.arrived(record(gradient)))
+        self.uses.on_gradient(output, lambda gradient: use.arrived(record(gradient)))
 
     def _unscale(self, gradients: Any, found_inf: Tensor, inv_scale: Tensor) -> None:
         own = {id(p.grad) for p in self.tracker.weights.values() if p.grad is not None}

@@ -92,6 +92,29 @@ class MAP(ModelOptimizer):
                     found.append({"weight_decay": decay, **group, "params": some})
         return found
 
+    @property
+    def precision(self) -> float | None:
+        """The precision δ of a prior N(0, 1/δ), which may be set at any time; None for another prior."""
+        if self._pulls:
+            return None
+        decays = [g["weight_decay"] for g in self.param_groups if self._has_prior(g)]
+        return decays[0] * self.param_groups[0]["train_size"] if decays else None
+
+    @precision.setter
+    def precision(self, value: float) -> None:
+        if self._pulls:
+            raise ValueError(
+                f"the prior is a {type(self.prior).__name__}, which is no single precision: give MAP a number"
+            )
+        self.prior = as_prior(float(value))
+        for group in self.param_groups:
+            if self._has_prior(group):
+                group["weight_decay"] = value / group["train_size"]
+
+    def _has_prior(self, group: dict[str, Any]) -> bool:
+        norms = norm_parameters(self.model)
+        return any(self._names[id(p)] not in norms for p in group["params"])
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add more of the model's parameters; options in the group override the defaults."""
         if self._inner is None:

@@ -341,4 +341,4 @@ class NoisyKFAC(VOGN):
                         biases[name] = bias[0]
                     for used in (name, *bias):
                         std.pop(used, None)
-        return KroneckerGaussian(mean, outputs, inputs, biases, std, **about)
+        return KroneckerGaussian(mean, outputs, inputs, biases, std, None, **about)

@@ -256,7 +256,12 @@ class Training:
 
     def _training_batches(self) -> Iterator[Any]:
         for batch in self.loader.batches(self.epoch):
-            yield suited(split_batch(batch)[0], self.device, self.dtype)
+            inputs, targets = split_batch(batch)
+            assert targets is not None  # fit has checked it
+            yield (
+                suited(inputs, self.device, self.dtype),
+                as_labels(targets).to(self.device),
+            )
 
     def _pause(self, stop: StopRequest) -> tuple[bool, bool]:
         """Whether to save now, and whether to stop afterwards.

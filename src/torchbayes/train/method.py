@@ -200,13 +200,19 @@ class Method(ABC):
         """Prepare for an epoch, also for one that is resumed half way."""
 
     def end_epoch(self, epoch: int, batches: Iterable[Any]) -> None:  # noqa: B027
-        """Finish an epoch; `batches` goes through the training data if it is asked to."""
+        """Finish an epoch.
+
+        Args:
+            epoch: The epoch's number, from 0.
+            batches: Goes through this process's share of the training data once, in pairs of inputs and
+                targets, if it is asked to.
+        """
 
     def scored(self, batches: Iterable[Any]) -> nn.Module:
         """Return the network whose outputs are scored on validation data, in evaluation mode.
 
         Args:
-            batches: Goes through the training data if it is asked to.
+            batches: Goes through the training data once, in pairs of inputs and targets, if it is asked to.
         """
         return self.module.eval()
 

@@ -135,7 +135,7 @@ class ExactLastLayer:
         >>> x = torch.randn(200, 2)
         >>> y = x.sum(1, keepdim=True) + 0.1 * torch.randn(200, 1)
         >>> model = torch.nn.Sequential(torch.nn.Linear(2, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
-        >>> last = tb.ExactLastLayer(model, (x, y))
+        >>> last = tb.variational.ExactLastLayer(model, (x, y))
         >>> p = last.predictive(x)
         >>> bool((p.mean - y).square().mean() < 0.02), p.epistemic.shape
         (True, torch.Size([200, 1]))

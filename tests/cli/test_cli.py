@@ -50,7 +50,7 @@ def test_train_writes_a_run_folder_and_scores(run, tmp_path: Path) -> None:
     assert code == 0
     scores = json.loads(out)
     assert set(scores) >= {"accuracy", "nll", "ece", "brier", "auroc_misclassification"}
-    names = {"config.toml", "metrics.jsonl", "checkpoint.pt", "posterior.safetensors"}
+    names = {"config.toml", "metrics.jsonl", "checkpoint.safetensors", "posterior.safetensors"}
     assert names <= {f.name for f in (tmp_path / "r").iterdir()}
 
 
@@ -92,14 +92,16 @@ def test_compare_writes_results_and_a_page(run, tmp_path: Path) -> None:
     foreign = np.r_[np.zeros(len(saved.probs)), np.ones(2000)]
     assert first["auroc_noise"] == pytest.approx(roc_auc_score(foreign, entropy), abs=1e-6)
     # A second call keeps what is there.
-    before = (tmp_path / "c" / "runs" / "map-0" / "checkpoint.pt").stat().st_mtime_ns
+    before = (tmp_path / "c" / "runs" / "map-0" / "checkpoint.safetensors").stat().st_mtime_ns
     assert run("compare", "--data", "digits", "--out", tmp_path / "c")[0] == 2
     code, _, _ = run(
         "compare", "--data", "digits", "--methods", "map,dropout", "--epochs", "3", "--seeds", "2",
         "--out", tmp_path / "c", "--resume",
     )  # fmt: skip
     assert code == 0
-    assert (tmp_path / "c" / "runs" / "map-0" / "checkpoint.pt").stat().st_mtime_ns == before
+    assert (
+        tmp_path / "c" / "runs" / "map-0" / "checkpoint.safetensors"
+    ).stat().st_mtime_ns == before
 
 
 def test_map_on_digits_is_at_least_97_percent_accurate(run, tmp_path: Path) -> None:

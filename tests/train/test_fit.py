@@ -16,6 +16,7 @@ from torch import nn
 
 import torchbayes as tb
 from torchbayes.data import BatchLoader
+from torchbayes.train import checkpoint
 from torchbayes.train.progress import Progress
 from torchbayes.train.run_folder import RunError, RunFolder
 
@@ -177,7 +178,7 @@ def test_nonfinite_loss_names_step_and_layer_and_keeps_the_checkpoint(tmp_path: 
             progress=False,
         )  # fmt: skip
     assert caught.value.step == 5
-    state = RunFolder(tmp_path).read_checkpoint()
+    state = RunFolder(tmp_path).checkpoint.read()
     assert state is not None
     assert (state["epoch"], state["batch"]) == (0, 5)
     assert all(torch.isfinite(t).all() for t in state["method"]["module"].values())
@@ -205,7 +206,7 @@ def test_nonfinite_weights_are_never_checkpointed(tmp_path: Path) -> None:
             model, blobs(), "map", epochs=2, folder=tmp_path, checkpoint_seconds=0,
             progress=Blow(model),
         )  # fmt: skip
-    state = RunFolder(tmp_path).read_checkpoint()
+    state = RunFolder(tmp_path).checkpoint.read()
     assert state is not None
     assert all(torch.isfinite(t).all() for t in state["method"]["module"].values())
 
@@ -235,7 +236,7 @@ def test_a_signal_saves_and_says_how_to_go_on(number: int, tmp_path: Path) -> No
             progress=Interrupt(),
         )
     assert signal.getsignal(number) is before
-    state = RunFolder(tmp_path).read_checkpoint()
+    state = RunFolder(tmp_path).checkpoint.read()
     assert state is not None
     assert (state["epoch"], state["batch"]) == (0, 4)
     resumed = tb.fit(
@@ -260,9 +261,10 @@ def test_a_folder_is_not_overwritten_or_mixed(tmp_path: Path) -> None:
 
 def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
     tb.fit(small_net, blobs(), "map", epochs=1, folder=tmp_path, progress=False)
-    file = tmp_path / "checkpoint.pt"
+    file = tmp_path / "checkpoint.safetensors"
     file.write_bytes(file.read_bytes()[:100])
-    with pytest.raises(RunError, match=r"checkpoint\.pt is damaged"):
+    (tmp_path / "checkpoint-previous.safetensors").unlink()
+    with pytest.raises(RunError, match=r"checkpoint\.safetensors is damaged and there is no other"):
         tb.fit(small_net, blobs(), "map", epochs=1, folder=tmp_path, resume=True, progress=False)
 
 
@@ -350,11 +352,11 @@ def test_streamed_data_trains_and_resumes_like_data_in_memory(tmp_path: Path) ->
         assert torch.equal(tensor, results[True][name])
 
 
-def test_a_checkpoint_of_an_older_version_is_refused_in_one_sentence(tmp_path: Path) -> None:
+def test_a_checkpoint_of_an_older_version_is_refused_in_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its optimiser's groups lack what a step needs now: that would be a KeyError in mid-training."""
     tb.fit(small_net, blobs(), "vogn", epochs=1, folder=tmp_path, progress=False)
-    file = tmp_path / "checkpoint.pt"
-    state = torch.load(file, weights_only=True)
-    torch.save(state | {"version": 1}, file)
+    monkeypatch.setattr(checkpoint, "CHECKPOINT_VERSION", checkpoint.CHECKPOINT_VERSION + 1)
     with pytest.raises(RunError, match="written by an older torchbayes"):
         tb.fit(small_net, blobs(), "vogn", epochs=1, folder=tmp_path, resume=True, progress=False)

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from torchbayes.experiments.record import Figure, Record
-from torchbayes.train.run_folder import read_toml
+from torchbayes.core.reading import read_toml
 
 __all__ = ["Claim", "Judgement", "judge", "read_claims"]
 

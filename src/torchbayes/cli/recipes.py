@@ -29,8 +29,8 @@ def list_(as_json: Json = False) -> None:
     from rich.padding import Padding
     from rich.text import Text
 
+    from torchbayes.core.reading import read_toml
     from torchbayes.experiments.recipes import find_recipe, recipe_names
-    from torchbayes.train.run_folder import read_toml
 
     rows = []
     for name in recipe_names():
@@ -56,8 +56,8 @@ def show(name: Name, cpu: Cpu = False) -> None:
     from rich.console import Console
     from rich.syntax import Syntax
 
+    from torchbayes.core.reading import read_toml
     from torchbayes.experiments.recipes import find_recipe, recipe_settings
-    from torchbayes.train.run_folder import read_toml
 
     file = find_recipe(name)
     text = file.read_text(encoding="utf-8")
@@ -91,10 +91,10 @@ def run(
     from rich.console import Console
     from rich.markdown import Markdown
 
+    from torchbayes.core.reading import read_toml
     from torchbayes.experiments.recipes import find_recipe, recipe_settings
     from torchbayes.experiments.record import record_of
     from torchbayes.experiments.record_table import record_table
-    from torchbayes.train.run_folder import read_toml
 
     file = find_recipe(name)
     if seeds < 1:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from torchbayes.core.reading import read_toml
 from torchbayes.experiments.settings import SETTINGS, check_keys
-from torchbayes.train.run_folder import read_toml
 
 __all__ = ["find_recipe", "recipe_folder", "recipe_names", "recipe_settings"]
 

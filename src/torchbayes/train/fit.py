@@ -178,15 +178,14 @@ def fit(
             checkpoint_seconds=checkpoint_seconds,
             logger=logger,
         )
-        if folder is not None:
-            training.open(folder, settings, resume)
-        training.run(_progress(progress, rank))
-        posterior = training.method.posterior()
-        if training.folder is not None and rank == 0:
-            posterior.save(training.folder.posterior_file)
-            if logger is not None:
-                logger.artifact(training.folder.posterior_file)
-        distributed.barrier()
+        with training.opened(folder, settings, resume):
+            training.run(_progress(progress, rank))
+            posterior = training.method.posterior()
+            if training.folder is not None and rank == 0:
+                posterior.save(training.folder.posterior_file)
+                if logger is not None:
+                    logger.artifact(training.folder.posterior_file)
+            distributed.barrier()
     return Run(made, posterior, training.history, noise, method, training.seconds)
 
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 import torchbayes as tb
-from torchbayes.experiments.record import provenance
+from torchbayes.experiments.provenance import provenance
 from torchbayes.optim.sampler import Sampler
 from torchbayes.plots.figure import COLOURS, INK, axes_row
 

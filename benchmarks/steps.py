@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 import torchbayes as tb
 from torchbayes.core.noise import normals_
-from torchbayes.experiments.record import provenance
+from torchbayes.experiments.provenance import provenance
 from torchbayes.models import lenet5, mlp, resnet18, resnet20
 from torchbayes.train.method import Method, Plan
 from torchbayes.train.registry import METHODS, method_options

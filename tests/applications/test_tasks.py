@@ -11,6 +11,7 @@ import torch
 from torchbayes.applications.continual import SETTINGS, TaskScores, learn_tasks, markdown_table
 from torchbayes.applications.tasks import permuted_tasks, split_tasks
 from torchbayes.cli.continual import _show
+from torchbayes.core.reading import read_json
 from torchbayes.data import load_data
 from torchbayes.models import mlp
 from torchbayes.train.registry import check_options, find_method
@@ -107,7 +108,7 @@ def test_the_command_writes_json_and_markdown(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
-    assert result == json.loads((tmp_path / "out" / "continual.json").read_text())
+    assert result == read_json(tmp_path / "out" / "continual.json", "")
     assert list(result["methods"]) == ["ivon", "mle"]
     assert result["methods"]["ivon"]["options"]["lr"] == 0.2
     assert [len(row) for row in result["methods"]["mle"]["accuracy"]] == [1, 2, 3, 4, 5]

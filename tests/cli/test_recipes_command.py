@@ -53,7 +53,7 @@ def test_run_records_what_the_runs_measured(folder: Path) -> None:
     assert "98 % removed" in shown
     assert "results/tiny/digits.json" in shown
     record = json.loads((folder / "results" / "tiny" / "digits.json").read_text())
-    runs = folder / "runs" / "recipes" / "tiny" / "digits" / "runs"
+    runs = folder / "runs" / "recipes" / "tiny" / "digits" / "cpu" / "runs"
     scores = [json.loads((runs / f"bbb-{seed}" / "scores.json").read_text()) for seed in (0, 1)]
     pruned = [json.loads((runs / f"bbb-{seed}" / "prune.json").read_text()) for seed in (0, 1)]
     row = record["rows"]["bbb"]
@@ -91,7 +91,7 @@ def test_every_strategy_is_averaged_in_its_own_way(folder: Path) -> None:
     (folder / "recipes" / "tiny" / "strategies.toml").write_text(STRATEGIES)
     call("run", "tiny/strategies")
     rows = json.loads((folder / "results" / "tiny" / "strategies.json").read_text())["rows"]
-    runs = folder / "runs" / "recipes" / "tiny" / "strategies" / "runs"
+    runs = folder / "runs" / "recipes" / "tiny" / "strategies" / "full" / "runs"
     own = {"block-wise": ("parallelizing", (1, 4, 16)), "layer-wise": ("widening", (1, 4))}
     for name, (how, times) in own.items():
         found = json.loads((runs / f"{name}-0" / f"average-{how}.json").read_text())

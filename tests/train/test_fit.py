@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import os
 import signal
 from pathlib import Path
@@ -135,7 +134,7 @@ def test_validation_scores_are_those_of_the_average_once_there_is_one(method: st
 
 def test_metrics_file_is_the_history(tmp_path: Path) -> None:
     run = tb.fit(made(), blobs(), "map", epochs=3, folder=tmp_path, progress=False)
-    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    rows = RunFolder(tmp_path).read_metrics()
     assert rows == run.history
     assert [row["epoch"] for row in rows] == [1, 2, 3]
 

@@ -19,6 +19,7 @@ from torchbayes.cli.continual import continual
 from torchbayes.cli.diagnose import diagnose
 from torchbayes.cli.distill import distill
 from torchbayes.cli.options import TrainingCommand
+from torchbayes.cli.output import visible
 from torchbayes.cli.prune import prune
 from torchbayes.cli.verify import verify
 
@@ -77,12 +78,12 @@ def main() -> None:
         code = _exit_code(error)
         if code is None:
             raise
-        errors.print(f"torchbayes: {error}")
+        errors.print(visible(f"torchbayes: {error}"))
         sys.exit(code)
     except SystemExit as end:
         stop = _interrupt(end)
         if stop is not None:
-            errors.print(f"torchbayes: {stop}" if str(stop) else "torchbayes: stopped")
+            errors.print(visible(f"torchbayes: {stop}") if str(stop) else "torchbayes: stopped")
         raise
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from collections.abc import Mapping
@@ -10,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.text import Text
 
 from torchbayes.cli import options as opt
-from torchbayes.cli.output import answer, table
+from torchbayes.cli.output import answer, table, visible
 
 if TYPE_CHECKING:
     from torchbayes.experiments.compare import Comparison, Job
@@ -176,7 +176,9 @@ def report(
 
 def show_results(out: Path, page: Path, as_json: bool) -> None:
     """Print a comparison's table, or its results.json."""
-    results = json.loads((out / "results.json").read_text(encoding="utf-8"))
+    from torchbayes.core.reading import read_json
+
+    results = read_json(out / "results.json", "run `torchbayes compare` again")
     rows: dict[str, dict[str, Any]] = results["methods"]
     shown = [key for key in _COLUMNS if any(row.get(key) is not None for row in rows.values())]
     compared = table(
@@ -189,12 +191,15 @@ def show_results(out: Path, page: Path, as_json: bool) -> None:
         results,
         as_json,
         compared,
-        *(f"[bold]{name}[/bold] failed: {why}" for name, why in results["failed"].items()),
+        *(
+            Text.assemble((visible(name), "bold"), visible(f" failed: {why}"))
+            for name, why in results["failed"].items()
+        ),
         f"out of distribution: {results['ood']}   results: {out / 'results.json'}   page: {page}",
     )
 
 
-def _cell(key: str, row: dict[str, Any], rows: dict[str, dict[str, Any]]) -> str:
+def _cell(key: str, row: dict[str, Any], rows: dict[str, dict[str, Any]]) -> str | Text:
     value, (_, more, digits) = row.get(key), _COLUMNS[key]
     if value is None:
         return "–"
@@ -204,4 +209,4 @@ def _cell(key: str, row: dict[str, Any], rows: dict[str, dict[str, Any]]) -> str
         return text
     values = [r[key] for r in rows.values() if r.get(key) is not None]
     best = max(values) if more else min(values)
-    return f"[bold green]{text}[/]" if value == best and len(values) > 1 else text
+    return Text(text, style="bold green") if value == best and len(values) > 1 else text

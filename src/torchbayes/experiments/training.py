@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import logging
 import math
 import tempfile
 from collections.abc import Callable, Iterator
@@ -13,21 +13,27 @@ import torch
 from torch import nn
 
 from torchbayes.core import distributed
-from torchbayes.core.storage import write_text
+from torchbayes.core.errors import FileError
+from torchbayes.core.reading import read_json
+from torchbayes.core.storage import write_json
 from torchbayes.data import DataSet, make_loader
 from torchbayes.experiments.cost import peak_memory
+from torchbayes.experiments.made_with import check_run
 from torchbayes.experiments.options import translated
+from torchbayes.experiments.provenance import commit
 from torchbayes.experiments.settings import Experiment
 from torchbayes.optim.sgld import SGLD
 from torchbayes.train.fit import Run, fit
 from torchbayes.train.progress import Progress
 from torchbayes.train.registry import find_method
+from torchbayes.train.run_folder import RunFolder
 from torchbayes.train.tracking import Logger
 
 __all__ = ["train_experiment"]
 
 _WORTH_THREADS = 5_000_000  # weights × examples per update: LeNet-5 at batch 128 has 8 million
 _warm: set[str] = set()
+_LOG = logging.getLogger("torchbayes")
 
 
 def train_experiment(
@@ -51,6 +57,9 @@ def train_experiment(
         progress: Whether to show a progress bar, or a custom display.
         logger: Receives per-epoch metrics and the posterior's path.
     """
+    there = RunFolder(folder)
+    if resume and there.config_file.exists():
+        check_run(there, experiment)
     make = experiment.model_factory(data)
     device = "cuda" if torch.cuda.is_available() else None
     with distributed.process_group():
@@ -70,8 +79,9 @@ def train_experiment(
                     schedule=experiment.schedule, clip_norm=experiment.clip_norm or None,
                     amp=experiment.amp or None, accumulate=experiment.accumulate,
                     seed=experiment.seed, device=device, folder=folder, resume=resume,
-                    checkpoint_seconds=checkpoint_seconds, config=experiment.settings(),
-                    progress=progress, logger=logger, **translated(experiment.options, len(loader)),
+                    checkpoint_seconds=checkpoint_seconds,
+                    config={**experiment.settings(), "commit": commit() or None}, progress=progress,
+                    logger=logger, **translated(experiment.options, len(loader)),
                 )  # fmt: skip
         if distributed.rank() == 0 and peak.bytes is not None:
             _note_peak(folder, peak.bytes)
@@ -126,5 +136,10 @@ def _warm_up(
 def _note_peak(folder: Path, peak: int) -> None:
     """Record the largest peak over all sessions of a run."""
     file = folder / "cost.json"
-    before = json.loads(file.read_text(encoding="utf-8"))["peak_memory"] if file.exists() else 0
-    write_text(file, json.dumps({"peak_memory": max(peak, before)}) + "\n")
+    before = 0
+    if file.exists():
+        try:
+            before = int(read_json(file, "only this session's peak is known")["peak_memory"])
+        except (FileError, KeyError, TypeError) as error:
+            _LOG.warning("%s", error)
+    write_json(file, {"peak_memory": max(peak, before)})

@@ -40,7 +40,7 @@ def load(path: str | Path, model: nn.Module | None = None) -> Posterior:
             raise PosteriorFileError(
                 f"{path} has no draw-000000.safetensors: it is not a bank of samples"
             )
-        posterior.model_name = read_tensors(path / "draw-000000.safetensors")[0]["model"]
+        posterior.model_name = read_tensors(posterior._file(0))[0]["model"]
     else:
         header, tensors = read_tensors(path)
         if header.get("kind") not in Posterior.kinds:

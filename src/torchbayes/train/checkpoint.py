@@ -88,7 +88,7 @@ class Checkpoint:
         return rows if isinstance(rows, int) else None
 
     def read(self) -> dict[str, Any] | None:
-        """Return the last sound state, or None if there is no checkpoint yet.
+        """Return the last sound state, to continue from, or None if there is no checkpoint yet.
 
         Raises:
             RunError: If there is no sound one, or it was written by another version.
@@ -117,6 +117,10 @@ class Checkpoint:
                 self.newest, state["epoch"] + 1,
             )  # fmt: skip
             return state
+
+    def read_newest(self) -> dict[str, Any] | None:
+        """Return the newest state, which is that of the end if the run is finished, or None."""
+        return _read(self.newest) if self.newest.exists() else None
 
 
 class _AnotherVersion(RunError):

@@ -33,7 +33,7 @@ __all__ = ["RunError", "RunFolder"]
 _LOG = logging.getLogger("torchbayes")
 
 # What a config.toml says about the run besides its settings.
-_ABOUT = ("torchbayes",)
+_ABOUT = ("commit", "torchbayes")
 
 
 def _without_none(value: Any) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from torchbayes.core.reading import read_json
 from torchbayes.data import DataSet, Split, load_data
 from torchbayes.experiments import compare
 from torchbayes.experiments import settings as experiment_settings
@@ -138,6 +139,76 @@ def test_figures_of_other_settings_are_refused(tmp_path: Path) -> None:
     (tmp_path / "runs" / "map-1" / "config.toml").unlink()
     with pytest.raises(RunError, match="map-1 is not a run folder"):
         plan(tmp_path, ["map"]).run(lambda *_: NoProgress(), lambda *_: None)
+
+
+def finish(plan: Comparison) -> dict[str, Any]:
+    plan.run(lambda *_: NoProgress(), lambda *_: None)
+    return read_json(plan.out / "results.json", "")["methods"]  # type: ignore[no-any-return]
+
+
+def test_scores_of_other_draws_are_made_again(tmp_path: Path) -> None:
+    """`torchbayes evaluate --samples 1` in the folder of a run must not change a comparison."""
+    chain = {"samples": 3, "options": {"samples": 3}}
+    before = finish(plan(tmp_path, ["sgld"], **chain))["sgld"]["runs"]
+    evaluate(TrainedRun(tmp_path / "runs" / "sgld-0"), samples=1)
+    changed = read_json(tmp_path / "runs" / "sgld-0" / "scores.json", "")
+    assert changed["nll"] != before[0]["nll"]
+    assert finish(plan(tmp_path, ["sgld"], **chain))["sgld"]["runs"] == before
+
+
+def test_a_kill_between_scores_and_calibration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(_run: TrainedRun) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(compare, "calibrate", killed)
+        finish(plan(tmp_path, ["map"]))
+    run = tmp_path / "runs" / "map-0"
+    assert (run / "scores.json").exists()
+    assert not (run / "calibration.json").exists()
+    finish(plan(tmp_path, ["map"]))
+    assert (run / "calibration.json").exists()
+    stamp = (run / "calibration.json").stat().st_mtime_ns
+    finish(plan(tmp_path, ["map"]))
+    assert (run / "calibration.json").stat().st_mtime_ns == stamp
+
+
+def test_a_table_has_figures_of_one_version_and_one_user(tmp_path: Path) -> None:
+    finish(plan(tmp_path, ["map"]))
+    with RunFolder(tmp_path).locked(), pytest.raises(RunError, match="in use by process"):
+        finish(plan(tmp_path, ["map"]))
+    files = RunFolder(tmp_path / "runs" / "map-0")
+    config = files.read_config()
+    older = {key: value for key, value in config.items() if key != "noise_std"}
+    files.write_config(older)  # from before that setting
+    finish(plan(tmp_path, ["map"]))
+    with pytest.raises(RunError, match=r"noise_std = 1\.0, not 2\.0"):
+        finish(plan(tmp_path, ["map"], noise_std=2.0))
+    files.write_config({**config, "torchbayes": "0.0.1"})
+    with pytest.raises(RunError, match=r"was made by torchbayes 0\.0\.1, this is"):
+        finish(plan(tmp_path, ["map"]))
+
+
+def test_damaged_scores_are_made_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    before = finish(plan(tmp_path, ["map"]))
+    file = tmp_path / "runs" / "map-0" / "scores.json"
+    text = file.read_text()
+    file.write_text(text.replace('"accuracy": 0.', '"accuracy": 1.'))
+    assert finish(plan(tmp_path, ["map"])) == before
+    assert "scores.json has been damaged" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "name", ["../../../x", "a/b", "..", ".hidden", "", " ", "a\x1b[31m", "a\\b", "x" * 300]
+)
+def test_rows_that_cannot_name_a_folder(tmp_path: Path, name: str) -> None:
+    rows = rows_from({name: {"method": "map"}}, SHARED, {}, {})
+    with pytest.raises(ValueError, match="cannot name a folder") as error:
+        Comparison(Experiment.from_settings(SHARED, "test"), rows, [0], tmp_path)
+    assert "\x1b" not in str(error.value)
+    assert not list(tmp_path.iterdir())
 
 
 def test_more_examples_than_there_are(out: Path) -> None:

@@ -210,7 +210,7 @@ def test_nonfinite_weights_are_never_checkpointed(tmp_path: Path) -> None:
     assert all(torch.isfinite(t).all() for t in state["method"]["module"].values())
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_saves_and_says_how_to_go_on(number: int, tmp_path: Path) -> None:
     class Interrupt(Progress):
         steps = 0

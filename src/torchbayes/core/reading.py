@@ -177,10 +177,10 @@ def read_npz(path: Path, remedy: str) -> dict[str, npt.NDArray[Any]]:
                     arrays[entry.filename.removesuffix(".npy")] = array
     except FileNotFoundError as error:
         raise FileError(f"there is no file {path}: {remedy}") from error
-    except (
-        OSError, ValueError, TypeError, EOFError, KeyError, NotImplementedError, RuntimeError, SyntaxError,
-        MemoryError, OverflowError, zipfile.BadZipFile, zlib.error,
-    ) as error:  # fmt: skip
+    except FileError:
+        raise
+    # zipfile, zlib and NumPy pass on whatever their parsers raise, tokenize.TokenError among others.
+    except Exception as error:
         raise FileError(f"{path} is damaged ({_short(error)}): {remedy}") from error
     return arrays
 

@@ -157,7 +157,9 @@ def _read(path: Path) -> dict[str, Any]:
 def _check(path: Path, state: Any) -> None:
     wrong = "state" if not isinstance(state, dict) else None
     if wrong is None:
-        wrong = next((k for k, kind in _SCHEMA.items() if not isinstance(state.get(k), kind)), None)
+        wrong = next(
+            (k for k, t in _SCHEMA.items() if k not in state or not isinstance(state[k], t)), None
+        )
     if wrong is None:
         counts = all(type(state[key]) is int and state[key] >= 0 for key in ("epoch", "batch"))
         sums = all(isinstance(value, float) for value in state["sums"].values())

@@ -28,7 +28,7 @@ def test_what_a_terminal_would_obey_is_shown() -> None:
     assert shown.endswith("b é 漢字 ±\nc")
 
 
-@pytest.mark.parametrize("name", ["x[/b]y", "[red]", "[link=file:///]x"])
+@pytest.mark.parametrize("name", ["x[/b]y", "[red]"])
 def test_markup_in_a_folders_name(run, tmp_path: Path, name: str) -> None:
     code, out, err = run("train", *QUICK, "--out", tmp_path / name)
     assert code == 0, err
@@ -95,7 +95,7 @@ def _limited(size: int, *arguments: str) -> None:
     main()
 
 
-@pytest.mark.parametrize("kib", [1, 12, 60])
+@pytest.mark.parametrize("kib", [1, 22, 30])
 def test_a_limit_on_file_sizes_never_ends_well_with_files_missing(tmp_path: Path, kib: int) -> None:
     """Whatever is the first file that does not fit: settings, checkpoint or predictions."""
     out = tmp_path / "run"

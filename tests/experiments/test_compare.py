@@ -148,12 +148,11 @@ def finish(plan: Comparison) -> dict[str, Any]:
 
 def test_scores_of_other_draws_are_made_again(tmp_path: Path) -> None:
     """`torchbayes evaluate --samples 1` in the folder of a run must not change a comparison."""
-    chain = {"samples": 3, "options": {"samples": 3}}
-    before = finish(plan(tmp_path, ["sgld"], **chain))["sgld"]["runs"]
+    before = finish(plan(tmp_path, ["sgld"]))["sgld"]["runs"]
     evaluate(TrainedRun(tmp_path / "runs" / "sgld-0"), samples=1)
     changed = read_json(tmp_path / "runs" / "sgld-0" / "scores.json", "")
     assert changed["nll"] != before[0]["nll"]
-    assert finish(plan(tmp_path, ["sgld"], **chain))["sgld"]["runs"] == before
+    assert finish(plan(tmp_path, ["sgld"]))["sgld"]["runs"] == before
 
 
 def test_a_kill_between_scores_and_calibration(
@@ -162,9 +161,10 @@ def test_a_kill_between_scores_and_calibration(
     def killed(_run: TrainedRun) -> None:
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
         patch.setattr(compare, "calibrate", killed)
-        finish(plan(tmp_path, ["map"]))
+        with pytest.raises(KeyboardInterrupt):
+            finish(plan(tmp_path, ["map"]))
     run = tmp_path / "runs" / "map-0"
     assert (run / "scores.json").exists()
     assert not (run / "calibration.json").exists()

@@ -93,7 +93,7 @@ def test_a_setting_that_did_not_exist_then_had_its_default(tmp_path: Path) -> No
     files.config_file.write_text(toml_text(older))
     with pytest.raises(RunError, match="holds a run with accumulate = 1, not 2"):
         fit(tmp_path, resume=True, accumulate=2)
-    with pytest.raises(RunError, match="clip_norm = None, not 1.0"):
+    with pytest.raises(RunError, match=r"clip_norm = None, not 1\.0"):
         fit(tmp_path, resume=True, clip_norm=1.0)
     assert len(fit(tmp_path, resume=True).history) == 3
 

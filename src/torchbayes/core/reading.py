@@ -12,7 +12,7 @@ import re
 import sys
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,8 @@ else:
     import tomli as tomllib
 
 __all__ = [
-    "check_inflation", "json_line", "read_json", "read_json_lines", "read_npz", "read_text", "read_toml",
-    "toml_text",
+    "check_inflation", "json_line", "json_lines", "read_json", "read_json_lines", "read_npz", "read_text",
+    "read_toml", "toml_text",
 ]  # fmt: skip
 
 _LARGEST_TEXT = 1 << 26
@@ -85,7 +85,12 @@ def json_line(row: Mapping[str, Any]) -> str:
     return json.dumps({**row, "crc32": json_checksum(row)})
 
 
-def read_json_lines(path: Path, remedy: str) -> list[dict[str, Any]]:
+def json_lines(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return tables as lines of JSON with checksums, and a last line that counts them."""
+    return "".join(json_line(row) + "\n" for row in [*rows, {"end": len(rows)}])
+
+
+def read_json_lines(path: Path, remedy: str, *, whole: bool = False) -> list[dict[str, Any]]:
     """Read a file with a JSON table in every line, and check each against its checksum if it has one.
 
     A last line without an end, which a kill has cut short, is left out.
@@ -93,24 +98,31 @@ def read_json_lines(path: Path, remedy: str) -> list[dict[str, Any]]:
     Args:
         path: The file; one that does not exist has no lines.
         remedy: What to do if it cannot be used, for messages.
+        whole: Whether the file is one of `json_lines`, whose last line counts the others.
     """
     if not path.exists():
         return []
     *lines, rest = read_text(path, remedy).split("\n")
     rows: list[dict[str, Any]] = []
+    sealed: set[bool] = set()  # either all lines have a checksum or none has
     for number, line in enumerate([*lines, rest] if rest else lines, 1):
         try:
             row = json.loads(line)
             if not isinstance(row, dict):
                 raise ValueError("not a table")
         except (ValueError, RecursionError) as error:
-            if number > len(lines):
+            if number > len(lines) and not whole:
                 break
             raise FileError(
                 f"{path} is damaged in line {number} ({_short(error)}): {remedy}"
             ) from error
+        sealed.add("crc32" in row)
+        if len(sealed) > 1:
+            raise FileError(f"{path} is damaged in line {number}, it has no checksum: {remedy}")
         _check(row, f"{path}, line {number},", remedy)
         rows.append(row)
+    if whole and (not rows or (True in sealed and rows.pop() != {"end": len(rows)})):
+        raise FileError(f"{path} has been cut short or damaged: {remedy}")
     return rows
 
 
@@ -135,25 +147,27 @@ def toml_text(text: str) -> str:
     return f"{text}# crc32 = {zlib.crc32(text.encode()):08x}\n"
 
 
-def read_toml(path: Path, remedy: str = "check the path and the file") -> dict[str, Any]:
+def read_toml(
+    path: Path, remedy: str = "check the path and the file", sealed: str | None = None
+) -> dict[str, Any]:
     """Read a TOML file; one with a checksum in its last line is checked against it.
 
     Args:
         path: The file.
         remedy: What to do if it cannot be used, for messages.
+        sealed: Key that only files with a checksum have: with it and without one, a file is cut short.
     """
     text = read_text(path, remedy, _LARGEST_TOML)
     end = _TOML_END.search(text)
     if end is not None and f"{zlib.crc32(text[: end.start()].encode()):08x}" != end[1]:
-        raise FileError(
-            f"{path} has been damaged or edited, its checksum does not fit: {remedy} (or remove its last "
-            "line if the change is meant)"
-        )
+        raise FileError(f"{path} has been damaged or edited, its checksum does not fit: {remedy}")
     try:
         content: dict[str, Any] = tomllib.loads(text)
-        return content
     except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
         raise FileError(f"{path} is not valid TOML: {_short(error)}") from error
+    if end is None and sealed in content:
+        raise FileError(f"{path} has been damaged or edited, it has no checksum: {remedy}")
+    return content
 
 
 def read_npz(path: Path, remedy: str) -> dict[str, npt.NDArray[Any]]:

@@ -24,7 +24,7 @@ import tomli_w
 from torchbayes._version import __version__
 from torchbayes.core.errors import FileError, RunError, WriteError
 from torchbayes.core.locks import folder_lock
-from torchbayes.core.reading import json_line, read_json_lines, read_toml, toml_text
+from torchbayes.core.reading import json_line, json_lines, read_json_lines, read_toml, toml_text
 from torchbayes.core.storage import append_line, remove_strays, write_text
 from torchbayes.train.checkpoint import Checkpoint
 
@@ -88,7 +88,11 @@ class RunFolder:
         """Return the settings that the run was started with."""
         if not self.config_file.exists():
             raise RunError(f"{self.path} is not a run folder: it has no config.toml")
-        return read_toml(self.config_file, "restore it or start the run again in another folder")
+        remedy = "restore it or start the run again in another folder"
+        config = read_toml(self.config_file, remedy, "torchbayes")
+        if not config:
+            raise RunError(f"{self.config_file} is empty: {remedy}")
+        return config
 
     def write_config(self, config: dict[str, Any]) -> None:
         """Save the settings, and the version that they are for."""
@@ -150,22 +154,25 @@ class RunFolder:
         """
         rows = read_json_lines(self.metrics_file, self._remedy)
         counted = self.checkpoint.rows()
-        if counted is not None and len(rows) < counted:
+        if counted is None:
+            return rows
+        epochs = [row.get("epoch") for row in rows]
+        if len(rows) < counted or epochs != list(range(1, len(rows) + 1)):
             raise FileError(
-                f"{self.metrics_file} has {len(rows)} rows where the checkpoint counts {counted}: "
-                f"{self._remedy}"
+                f"{self.metrics_file} is damaged, its {len(rows)} rows are not those of epochs 1, 2, … "
+                f"to at least {counted}: {self._remedy}"
             )
         return rows
 
     def write_traces(self, rows: list[dict[str, Any]]) -> None:
         """Save a sampler's traces, if there are any."""
         if rows:
-            write_text(self.traces_file, "".join(json_line(row) + "\n" for row in rows))
+            write_text(self.traces_file, json_lines(rows))
 
     def read_traces(self) -> list[dict[str, Any]]:
         """Return the traces of all processes, ordered by chain and update."""
         files = sorted(self.path.glob("traces*.jsonl"))
-        rows = [row for file in files for row in read_json_lines(file, self._remedy)]
+        rows = [row for file in files for row in read_json_lines(file, self._remedy, whole=True)]
         return sorted(rows, key=lambda row: (row["chain"], row["update"]))
 
     def keep_metrics(self, rows: list[dict[str, Any]]) -> None:

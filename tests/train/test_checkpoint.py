@@ -123,6 +123,22 @@ def test_every_flipped_bit_is_noticed_and_the_generation_before_is_used(
         file.read()
 
 
+def test_a_kill_between_two_names(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = Checkpoint(tmp_path / "checkpoint.safetensors")
+    for epoch in (1, 2):
+        file.write(state(epoch=epoch))
+    next_ = tmp_path / "checkpoint-next.safetensors"
+    file.newest.rename(next_)  # the one before has made room, the new one is not in its place
+    file.settle()
+    back = file.read()
+    assert back is not None
+    assert back["epoch"] == 2
+    assert not caplog.text
+    next_.write_bytes(b"from before")
+    file.settle()
+    assert not next_.exists()
+
+
 @pytest.mark.parametrize("key", list(module._SCHEMA))
 def test_a_sound_file_without_what_is_needed_is_refused(tmp_path: Path, key: str) -> None:
     file = Checkpoint(tmp_path / "checkpoint.safetensors")

@@ -332,6 +332,7 @@ class Samples(Posterior):
         elif path.resolve() != self.folder.resolve():
             # The manifest first without and last with the draws: an interrupted copy is an empty bank.
             write_json(path / _MANIFEST, {"next": 0, "draws": []})
+            remove_strays(path)
             for old in sorted(path.glob(_DRAW_FILES)):
                 old.unlink()
             for index in range(self._count):

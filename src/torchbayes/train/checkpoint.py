@@ -78,8 +78,10 @@ class Checkpoint:
         except OSError as error:
             raise WriteError.of(self.newest, error) from error
 
-    def tidy(self) -> None:
-        """Remove a generation that a kill kept from getting its name."""
+    def settle(self) -> None:
+        """Finish or undo what a kill interrupted between two names."""
+        if self._next.exists() and not self.newest.exists():
+            self._next.replace(self.newest)
         self._next.unlink(missing_ok=True)
 
     def rows(self) -> int | None:

@@ -86,6 +86,9 @@ class Training:
         own_files = self.method.one_per_rank or distributed.rank() == 0
         folder = RunFolder(path, distributed.rank() if self.method.one_per_rank else 0)
         with self._locked(folder):
+            if own_files:
+                folder.checkpoint.settle()
+            distributed.barrier()
             state = folder.checkpoint.read()
             started = folder.config_file.exists()
             distributed.barrier()
@@ -102,8 +105,6 @@ class Training:
             elif distributed.rank() == 0:
                 folder.write_config(settings)
             self.folder, self._fresh = folder, state is None or not resume
-            if own_files:
-                folder.checkpoint.tidy()
             if not self._fresh:
                 assert state is not None
                 self._restore(state)

@@ -57,6 +57,13 @@ def test_class_names_with_escape_sequences(run, tmp_path: Path) -> None:
     assert "\x1b" not in out
 
 
+def test_a_network_that_no_memory_can_hold(run, tmp_path: Path) -> None:
+    size = ["--model-set", "hidden=[1000000000000]"]
+    code, _, err = run("train", "--data", "digits", *size, "--out", tmp_path / "run")
+    assert code == 2
+    assert "torchbayes: the memory is full: use a smaller model" in err
+
+
 def secret(place: Path) -> None:
     place.mkdir(parents=True)
     (place / "metrics.jsonl").write_text('{"epoch": 1, "loss": 42.0}\n')

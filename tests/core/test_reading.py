@@ -57,10 +57,11 @@ def test_every_changed_digit_of_json_is_noticed(tmp_path: Path) -> None:
         (b"[" * 200_000, "too deeply nested"),
         (b'{"a": ', "cannot be read as JSON"),
         (b"\xff\xfe", "not text"),
+        (b'{"a": "\\ud800"}', "cannot be read as JSON"),
         (b"9" * 10_000, "cannot be read as JSON"),
         (b" " * ((1 << 26) + 1), "more than 67,108,864"),
     ],
-    ids=["deep", "cut", "bytes", "digits", "large"],
+    ids=["deep", "cut", "bytes", "surrogate", "digits", "large"],
 )
 def test_json_that_cannot_be_used(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "file").write_bytes(content)

@@ -83,6 +83,8 @@ def test_a_posterior_without_samples_has_no_last_one(out: Path) -> None:
         ({"one": {"last_of": "none"}}, "names a row above"),
         ({"a": {"data": "moons"}}, "all rows of a comparison share: set it above"),
         ({"a": {"epocs": 1}}, "did you mean 'epochs'"),
+        ({"a": 1}, "rows.a is 1: expected a table"),
+        (7, "rows is 7: expected a table"),
     ],
 )
 def test_bad_rows_are_named(tables: dict[str, dict[str, object]], message: str) -> None:

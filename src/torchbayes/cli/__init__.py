@@ -75,6 +75,9 @@ def main() -> None:
     try:
         app()
     except Exception as error:
+        if _out_of_memory(error):
+            errors.print("torchbayes: the memory is full: use a smaller model, batch or data set")
+            sys.exit(2)
         code = _exit_code(error)
         if code is None:
             raise
@@ -85,6 +88,12 @@ def main() -> None:
         if stop is not None:
             errors.print(visible(f"torchbayes: {stop}") if str(stop) else "torchbayes: stopped")
         raise
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """Whether Python, or torch on a CPU or a GPU, could not get the memory it needed."""
+    told = isinstance(error, RuntimeError) and "allocate memory" in str(error)
+    return told or isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
 
 
 def _exit_code(error: Exception) -> int | None:

@@ -36,7 +36,9 @@ def list_(as_json: Json = False) -> None:
     rows = []
     for name in recipe_names():
         table = read_toml(find_recipe(name))
-        rows.append({"name": name, "title": table["title"], "from": table.get("paper", "")})
+        rows.append(
+            {"name": name, "title": str(table.get("title", "")), "from": table.get("paper", "")}
+        )
     if as_json:
         typer.echo(json.dumps(rows))
         return
@@ -112,7 +114,7 @@ def run(
         measured = _learn_tasks(settings, about["continual"], seeds, out, data_dir)
     else:
         measured = _compare(settings, about.get("after", []), seeds, out, data_dir, command)
-    record = record_of(name, about["title"], size, command, measured, out)
+    record = record_of(name, str(about.get("title", name)), size, command, measured, out)
     saved = record.save(results)
     if as_json:
         typer.echo(saved.read_text(encoding="utf-8"), nl=False)

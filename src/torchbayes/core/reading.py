@@ -36,6 +36,7 @@ _LARGEST_TEXT = 1 << 26
 _LARGEST_TOML = 1 << 22
 # An archive may inflate to this size, or to this many times its own if that is more.
 _INFLATED, _TIMES = 1 << 28, 100
+_SURROGATE = re.compile(r"\\u[dD][89abAB]")
 _TOML_END = re.compile(r"# crc32 = ([0-9a-f]{8})\n?\Z")
 
 
@@ -70,7 +71,10 @@ def read_json(path: Path, remedy: str) -> Any:
         remedy: What to do if it cannot be used, for messages.
     """
     try:
-        content = json.loads(read_text(path, remedy))
+        text = read_text(path, remedy)
+        content = json.loads(text)
+        if _SURROGATE.search(text):  # half a character, which no file can be written with
+            json.dumps(content, ensure_ascii=False).encode()
     except (json.JSONDecodeError, RecursionError, ValueError) as error:
         if isinstance(error, FileError):
             raise

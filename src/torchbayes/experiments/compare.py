@@ -78,7 +78,7 @@ def rows_from(
         [('sampler', 'sgld', None), ('one', 'sgld', 'sampler')]
     """
     rows: dict[str, Row] = {}
-    for name, table in tables.items():
+    for name, table in _tables(tables, "rows").items():
         if "last_of" in table:
             whole = rows.get(table["last_of"])
             if whole is None or whole.last_of is not None or len(table) > 1:
@@ -99,6 +99,16 @@ def rows_from(
     return list(rows.values())
 
 
+def _tables(tables: Any, what: str) -> Mapping[str, Mapping[str, Any]]:
+    """Return a table of tables, or raise a `ValueError`."""
+    if not isinstance(tables, Mapping):
+        raise ValueError(f"{what} is {tables!r}: expected a table, such as [{what}.NAME]")
+    for name, table in tables.items():
+        if not isinstance(table, Mapping):
+            raise ValueError(f"{what}.{name} is {table!r}: expected a table of settings")
+    return tables
+
+
 def recipe_rows(settings: Mapping[str, Any]) -> tuple[Experiment, list[Row]]:
     """Return the shared settings and the rows of a recipe.
 
@@ -108,7 +118,8 @@ def recipe_rows(settings: Mapping[str, Any]) -> tuple[Experiment, list[Row]]:
     shared = {key: value for key, value in settings.items() if key not in ("methods", "rows")}
     one = {shared.get("method", Experiment.method): shared.get("options", {})}
     methods: Mapping[str, Any] = settings.get("methods", one)
-    lines = {name: {"method": name, "options": table} for name, table in methods.items()}
+    named = _tables(methods, "methods").items()
+    lines = {name: {"method": name, "options": table} for name, table in named}
     rows = rows_from(settings.get("rows", lines), shared, {}, {})
     first = rows[0].experiment.method
     base = Experiment.from_settings({**shared, "method": first, "options": {}}, "the recipe")

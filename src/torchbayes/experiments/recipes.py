@@ -44,6 +44,9 @@ def recipe_settings(path: Path, *, cpu: bool = False) -> dict[str, Any]:
     table = read_toml(path)
     check_keys(table, [*SETTINGS, *_FOR_READERS, *_FOR_COMPARE, "cpu"], str(path))
     overrides = table.pop("cpu", {})
+    for name, part in (("cpu", overrides), ("continual", table.get("continual", {}))):
+        if not isinstance(part, dict):
+            raise ValueError(f"{path}: {name} is {part!r}, expected a table, [{name}]")
     check_keys(overrides, [*SETTINGS, *_FOR_COMPARE], f"{path}, [cpu]")
     if cpu:
         table = _merged(table, overrides)

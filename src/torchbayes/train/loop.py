@@ -104,6 +104,7 @@ class Training:
                     folder.note_version()
             elif distributed.rank() == 0:
                 folder.write_config(settings)
+            distributed.barrier()  # all find it when they save
             self.folder, self._fresh = folder, state is None or not resume
             if not self._fresh:
                 assert state is not None

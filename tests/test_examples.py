@@ -98,6 +98,17 @@ def test_lightning(
     assert first_share(printed("lightning_posterior", capsys)) > 85
 
 
+@pytest.mark.filterwarnings("default")
+def test_lora(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("transformers")
+    pytest.importorskip("peft")
+    text = printed("lora", capsys)
+    assert first_share(text) > 90
+    size = re.search(r"([\d.]+) kB", text)
+    assert size is not None
+    assert float(size[1]) < 15
+
+
 def test_two_processes(tmp_path: Path) -> None:
     command = [
         sys.executable,

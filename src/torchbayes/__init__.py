@@ -31,10 +31,14 @@ if TYPE_CHECKING:
     from torchbayes.average import HWA as HWA, SWA as SWA, SWAG as SWAG
     from torchbayes.checks.verify import verify as verify
     from torchbayes.data import load_data as load_data
+    from torchbayes.laplace import Laplace as Laplace
     from torchbayes.likelihood import (
+        Bernoulli as Bernoulli,
         Categorical as Categorical,
         GaussianNoise as GaussianNoise,
         Likelihood as Likelihood,
+        Poisson as Poisson,
+        StudentT as StudentT,
     )
     from torchbayes.optim import *
     from torchbayes.posterior import (
@@ -50,6 +54,7 @@ if TYPE_CHECKING:
         snapshot as snapshot,
     )
     from torchbayes.predict.batchnorm import recalibrate_batchnorm as recalibrate_batchnorm
+    from torchbayes.predict.binary import BinaryPredictive as BinaryPredictive
     from torchbayes.predict.predictive import predictive as predictive
     from torchbayes.predict.results import (
         ClassPredictive as ClassPredictive,
@@ -73,6 +78,7 @@ if TYPE_CHECKING:
     from torchbayes.train.schedule import Schedule as Schedule
     from torchbayes.train.tracking import TensorBoard as TensorBoard
     from torchbayes.variational import (
+        VBLL as VBLL,
         Hypernet as Hypernet,
         MCDropout as MCDropout,
         MeanField as MeanField,
@@ -92,11 +98,13 @@ else:
         "average": "HWA SWA SWAG",
         "checks.verify": "verify",
         "data": "load_data",
-        "likelihood": "Categorical GaussianNoise Likelihood",
+        "laplace": "Laplace",
+        "likelihood": "Bernoulli Categorical GaussianNoise Likelihood Poisson StudentT",
         "posterior": (
             "Gaussian KroneckerGaussian LowRankGaussian Point Posterior Samples Weights latents load snapshot"
         ),
         "predict.batchnorm": "recalibrate_batchnorm",
+        "predict.binary": "BinaryPredictive",
         "predict.predictive": "predictive",
         "predict.results": "ClassPredictive Predictive RegressionPredictive",
         "prior": "GaussianPrior Prior ScaleMixturePrior",
@@ -108,7 +116,9 @@ else:
         "train.registry": "METHODS",
         "train.schedule": "Schedule",
         "train.tracking": "TensorBoard",
-        "variational": "Hypernet MCDropout MeanField flipout local_reparameterisation shared_draw",
+        "variational": (
+            "Hypernet MCDropout MeanField VBLL flipout local_reparameterisation shared_draw"
+        ),
     }
     _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Normal, kl_divergence
 
+from torchbayes.core.names import named_modules, named_parameters
 from torchbayes.posterior import Gaussian, Posterior, Weights
 
 __all__ = [
@@ -370,8 +371,9 @@ class PriorByName(Prior):
             (True, True)
         """
         found: dict[str, Prior] = {}
-        for name, _ in model.named_parameters():
-            owner = model.get_submodule(name.rpartition(".")[0])
+        owners = {short: module for short, _, module in named_modules(model)}
+        for name in named_parameters(model):
+            owner = owners[name.rpartition(".")[0]]
             kind = next((kind for kind in rules if isinstance(owner, kind)), None)
             if kind is None:
                 raise ValueError(

@@ -5,7 +5,6 @@ They fit into pipelines, `cross_val_score` and `GridSearchCV`, and can be cloned
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,8 +16,10 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
+from torchbayes.core.outputs import Output
 from torchbayes.likelihood import Categorical, GaussianNoise, Likelihood
 from torchbayes.models import build_model
+from torchbayes.predict.binary import BinaryPredictive
 from torchbayes.predict.results import ClassPredictive, RegressionPredictive
 from torchbayes.train.fit import Run, fit
 
@@ -69,13 +70,15 @@ class _BayesianEstimator(BaseEstimator):  # type: ignore[misc]
     def __init__(
         self, model: nn.Module | Callable[[], nn.Module] | None = None, method: str = "ensemble", *,
         lr: float | None = None, epochs: int = 100, batch_size: int = 64, samples: int = 32,
-        options: Mapping[str, Any] | None = None, random_state: Any = None,
+        options: Mapping[str, Any] | None = None, random_state: Any = None, output: Output = None,
     ) -> None:  # fmt: skip
         self.model, self.method, self.lr, self.epochs = model, method, lr, epochs
         self.batch_size, self.samples = batch_size, samples
-        self.options, self.random_state = options, random_state
+        self.options, self.random_state, self.output = options, random_state, output
 
-    def _fit(self, inputs: Tensor, targets: Tensor, outputs: int, likelihood: Likelihood) -> None:
+    def _fit(
+        self, inputs: Tensor, targets: Tensor, outputs: int, likelihood: Likelihood | None
+    ) -> None:
         self.seed_ = int(check_random_state(self.random_state).randint(2**31 - 1))
         options = dict(self.options) if self.options is not None else {}
         if self.lr is not None:
@@ -83,14 +86,13 @@ class _BayesianEstimator(BaseEstimator):  # type: ignore[misc]
         self.run_ = fit(
             self._network(inputs, outputs), (self._cast(inputs), targets), self.method,
             epochs=self.epochs, batch_size=self.batch_size, likelihood=likelihood, seed=self.seed_,
-            progress=False, **options,
+            progress=False, output=self.output, **options,
         )  # fmt: skip
 
     def _network(self, inputs: Tensor, outputs: int) -> nn.Module | Callable[[], nn.Module]:
         if self.model is None:
             return lambda: default_network(inputs, outputs)
-        # Training must not change the estimator's arguments: it may be cloned afterwards.
-        return copy.deepcopy(self.model) if isinstance(self.model, nn.Module) else self.model
+        return self.model  # fit trains a copy: the estimator may be cloned afterwards
 
     def _cast(self, inputs: Tensor) -> Tensor:
         """Convert inputs to the network's type; the default network has that of the data."""
@@ -117,9 +119,9 @@ class BayesianClassifier(ClassifierMixin, _BayesianEstimator):  # type: ignore[m
     """A Bayesian network as a scikit-learn classifier.
 
     Args:
-        model: The network, with one output per class, or a function that builds one; by default LeNet-5 for
-            images of at least 16 × 16 pixels and a ReLU network with two hidden layers of 64 for other data,
-            both on standardised inputs.
+        model: The network, with one output per class (two classes may have one), or a function that builds
+            one; by default LeNet-5 for images of at least 16 × 16 pixels and a ReLU network with two hidden
+            layers of 64 for other data, both on standardised inputs.
         method: Name of a method in `torchbayes.METHODS`.
         lr: Learning rate; the method's own default if None.
         epochs: Number of passes over the training set.
@@ -127,6 +129,7 @@ class BayesianClassifier(ClassifierMixin, _BayesianEstimator):  # type: ignore[m
         samples: Number of draws for predictions.
         options: Other options of the method.
         random_state: A seed, a NumPy generator, or None for a new seed at every fit.
+        output: Where the tensor of the likelihood is in what the model returns; see `torchbayes.fit`.
 
     Attributes:
         classes_: The labels, in the order of `predict_proba`'s columns.
@@ -152,12 +155,16 @@ class BayesianClassifier(ClassifierMixin, _BayesianEstimator):  # type: ignore[m
             raise ValueError(
                 f"y has 1 class, {self.classes_[0]!r}: a classifier needs examples of at least 2"
             )
-        self._fit(_tensor(X), torch.from_numpy(numbers).long(), len(self.classes_), Categorical())
+        # Two classes may have one logit: `fit` finds out from the network's outputs.
+        likelihood = None if len(self.classes_) == 2 and self.model is not None else Categorical()
+        self._fit(_tensor(X), torch.from_numpy(numbers).long(), len(self.classes_), likelihood)
         return self
 
     def predictive(self, X: Any) -> ClassPredictive:
         """Return the prediction with its uncertainty decomposed, in torch tensors."""
         result = self._predictive(X)
+        if isinstance(result, BinaryPredictive):
+            result = result.as_classes()
         assert isinstance(result, ClassPredictive)
         return result
 

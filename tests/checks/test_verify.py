@@ -30,6 +30,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "vogn": {"lr": 0.02, "epochs": 150, "damping": 0.0, "betas": (0.9, 0.02)},
     "ivon": {"lr": 0.1, "epochs": 250, "betas": (0.9, 0.99), "initial_curvature": 1.0},
     "bbb": {"lr": 0.02, "epochs": 200, "init_std": 0.03},
+    "vbll": {"lr": 0.02, "epochs": 100},
 }
 
 

@@ -46,6 +46,22 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_training_a_part_keeps_the_rest_in_the_folder(run, tmp_path: Path) -> None:
+    chosen = ["--method", "ivon", "--set", 'params=["layers.2"]']
+    code, out, _ = run("train", *QUICK, *chosen, "--out", tmp_path / "r", "--json")
+    assert code == 0
+    trained = TrainedRun(tmp_path / "r")
+    assert set(trained.posterior().mean()) == {"layers.2.weight", "layers.2.bias"}
+    code, again, _ = run("evaluate", tmp_path / "r", "--json")
+    assert code == 0
+    assert json.loads(again)["accuracy"] == json.loads(out)["accuracy"]
+    assert run("train", *QUICK, *chosen, "--out", tmp_path / "r", "--resume")[0] == 0
+    code, _, err = run("train", *QUICK, "--set", "params=layer.2", "--out", tmp_path / "s")
+    assert code == 2
+    assert "params has 'layer.2'" in sentence(err)
+    assert "did you mean 'layers.2'" in sentence(err)
+
+
 def test_train_writes_a_run_folder_and_scores(run, tmp_path: Path) -> None:
     code, out, _ = run("train", *QUICK, "--out", tmp_path / "r", "--json")
     assert code == 0
@@ -53,6 +69,26 @@ def test_train_writes_a_run_folder_and_scores(run, tmp_path: Path) -> None:
     assert set(scores) >= {"accuracy", "nll", "ece", "brier", "auroc_misclassification"}
     names = {"config.toml", "metrics.jsonl", "checkpoint.safetensors", "posterior.safetensors"}
     assert names <= {f.name for f in (tmp_path / "r").iterdir()}
+
+
+def test_a_run_starts_from_the_weights_of_another(run, trained: Path, tmp_path: Path) -> None:
+    start = ["--init", trained / "posterior.safetensors", "--setting", "examples=200"]
+    words = ["train", "--model", "mlp", "--model-set", "hidden=[64]", "--epochs", "1"]
+    code, out, err = run(*words, *start, "--method", "swag", "--out", tmp_path / "r", "--json")
+    assert code == 0
+    before = json.loads((trained / "scores.json").read_text())["accuracy"]
+    assert json.loads(out)["accuracy"] > before - 0.02
+    assert "swag starts from posterior.safetensors swag" in " ".join(err.split())
+    config = (tmp_path / "r" / "config.toml").read_text()
+    assert "init = " in config
+    assert "init_checksum = " in config
+    words[4] = "hidden=[32]"
+    code, _, err = run(*words, *start, "--out", tmp_path / "other")
+    assert code == 2
+    assert "(64, 64) in init (posterior.safetensors) but (32, 64) in" in sentence(err)
+    code, _, err = run(*words, "--init", tmp_path / "no.safetensors", "--out", tmp_path / "none")
+    assert code == 2
+    assert "no.safetensors', and there is no such file" in sentence(err)
 
 
 def test_compare_writes_results_and_a_page(run, tmp_path: Path) -> None:

@@ -23,7 +23,12 @@ from torchbayes.train.ensemble import EnsembleMethod
 from torchbayes.train.method import Method
 from torchbayes.train.optimizer import OptimizerMethod
 from torchbayes.train.registry import METHODS
-from torchbayes.train.wrapper import HypernetMethod, MeanFieldMethod, WrapperMethod
+from torchbayes.train.wrapper import (
+    HypernetMethod,
+    LastLayerMethod,
+    MeanFieldMethod,
+    WrapperMethod,
+)
 
 from .problems import blobs, small_net
 from .test_methods import assert_equal
@@ -107,6 +112,15 @@ def by_mean_field(method: type[Method]) -> tb.Posterior:
     return net.posterior()
 
 
+def by_last_layer(method: type[Method]) -> tb.Posterior:
+    model, generator = start()
+    net = made(method.algorithm, model, generator)
+    optimizer = made(tb.MLE, net, generator)
+    for x, y in batches():
+        step(optimizer, lambda x=x, y=y: net.loss(x, y))
+    return net.posterior()
+
+
 def by_hypernet(method: type[Method]) -> tb.Posterior:
     model, generator = start()
     seed = int(torch.randint(2**62, (1,), generator=generator))  # processes share the latents
@@ -167,6 +181,7 @@ LOOPS: dict[type[Method], Callable[[type[Method]], tb.Posterior]] = {
     WrapperMethod: by_wrapper,
     MeanFieldMethod: by_mean_field,
     HypernetMethod: by_hypernet,
+    LastLayerMethod: by_last_layer,
     SwaMethod: by_average,
     HwaMethod: by_hwa,
     EnsembleMethod: by_ensemble,

@@ -88,12 +88,36 @@ def test_odd_modules(method: str, module: str) -> None:
     run = tb.fit(make, data(), method, epochs=1, batch_size=8, progress=False)
     run.posterior.check(before)
     draw = run.posterior.sample(torch.Generator().manual_seed(0))
+    was = tb.snapshot(before)
     for name, parameter in run.model.named_parameters():
-        assert torch.isfinite(draw[name]).all(), name
-        if not parameter.requires_grad:
-            assert torch.equal(draw[name], parameter), f"{name} is frozen"
+        if parameter.requires_grad:
+            assert torch.isfinite(draw[name]).all(), name
+        else:
+            assert name not in draw, f"{name} is frozen"
+            assert torch.equal(parameter, was[name]), f"{name} is frozen"
     probs = run.predict(data(8)[0], samples=2).probs
     torch.testing.assert_close(probs.sum(1), torch.ones(8))
+
+
+@every_method
+def test_only_what_is_chosen_is_trained_and_held(method: str, tmp_path: Path) -> None:
+    network, data = small_net(), blobs()
+    before, names = tb.snapshot(network), ["0.weight", "2.weight", "2.bias"]
+    options = {"epochs": 2, "folder": tmp_path, "progress": False}
+    run = tb.fit(network, data, method, params=["0.weight", network[2]], **options)
+    mean = run.posterior.mean()
+    assert set(mean) == set(names)
+    assert run.posterior.rest
+    now = tb.snapshot(run.model)
+    assert torch.equal(now["0.bias"], before["0.bias"])
+    assert all(torch.equal(tensor, before[name]) for name, tensor in tb.snapshot(network).items())
+    assert all(p.requires_grad for p in network.parameters())
+    assert not any(torch.equal(now[name], before[name]) for name in names[1:])
+    q = tb.load(tmp_path / "posterior.safetensors", network)
+    seeds = [torch.Generator().manual_seed(5) for _ in range(2)]
+    one = run.predict(data[0], samples=4, generator=seeds[0])
+    two = tb.predictive(network, q, data[0], 4, generator=seeds[1])
+    assert torch.equal(one.probs, two.probs)
 
 
 @every_method

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from torchbayes.core.batch import batch_weights
 from torchbayes.data import batch_len, call, slice_batch, split_batch, to_device
 
 X, Y = torch.arange(6.0).view(3, 2), torch.tensor([0, 1, 0])
@@ -45,9 +46,17 @@ def test_a_dict_without_targets_and_a_mapping_that_is_no_dict() -> None:
     assert targets is Y
 
 
+def test_a_third_entry_of_real_numbers_is_weights() -> None:
+    weights = torch.rand(len(X))
+    assert split_batch((X, Y, weights)) == (X, Y)
+    assert batch_weights([X, Y, weights]) is weights
+    for batch in ((X, Y), X, {"x": X, "y": Y}, (X, X, Y)):
+        assert batch_weights(batch) is None
+
+
 def test_batches_that_are_not_understood_are_refused_in_a_sentence() -> None:
     with pytest.raises(ValueError, match="has 3 entries"):
-        split_batch((X, X, Y))
+        split_batch((X, X, Y))  # Y are no weights, but X may well be two inputs
     with pytest.raises(ValueError, match="has 0 entries"):
         split_batch(())
     with pytest.raises(ValueError, match="'label' and 'y'"):

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from torchbayes.core.noise import normals_
+from torchbayes.optim.natural_gradient import WeightOptimizer
 
 N = 40
 RNG = np.random.default_rng(0)
@@ -41,6 +42,16 @@ def closure_for(net: nn.Linear, optimizer: torch.optim.Optimizer, batch: np.ndar
         return loss
 
     return closure
+
+
+def draws_by_hand(net: nn.Linear, optimizer: WeightOptimizer, batch: np.ndarray, k: int) -> None:
+    """A step from k draws on one batch, in a block each."""
+    x, y = torch.from_numpy(X[batch]), torch.from_numpy(Y[batch])
+    optimizer.zero_grad()
+    for _ in range(k):
+        with optimizer.sampled():
+            ((0.5 * (net(x)[:, 0] - y) ** 2).mean() / k).backward()
+    optimizer.step()
 
 
 def per_example(w: np.ndarray, batch: np.ndarray) -> np.ndarray:

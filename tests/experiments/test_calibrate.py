@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from torchbayes.cli import app
 from torchbayes.core.reading import read_json
 from torchbayes.experiments.saved_predictions import Predictions
+from torchbayes.report import write_report
 
 
 def run(*arguments: str) -> str:
@@ -56,13 +57,27 @@ def test_calibrate_writes_what_it_prints(validation: str, tmp_path: Path) -> Non
     assert "prediction sets" in run("calibrate", folder)
 
 
-def test_calibrate_refuses_a_regression_and_bad_shares(tmp_path: Path) -> None:
-    folder = str(tmp_path / "run")
+def test_calibrate_gives_a_regression_intervals(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
     run(
-        "train", "--data", "bbb-curve", "--method", "map", "--epochs", "1", "--samples", "1",
-        "--model-set", "hidden=[4]", "--out", folder, "--json",
+        "train", "--data", "bbb-curve", "--method", "map", "--epochs", "30", "--samples", "1",
+        "--model-set", "hidden=[16]", "--out", str(folder), "--json",
     )  # fmt: skip
-    result = CliRunner().invoke(app, ["calibrate", folder])
-    assert "is a regression" in str(result.exception)
-    result = CliRunner().invoke(app, ["calibrate", folder, "--risks", "few"])
+    table = json.loads(run("calibrate", str(folder), "--json"))
+    assert table == json.loads((folder / "calibration.json").read_text())
+    assert (table["fitted"], table["scored"]) == (500, 500)
+    assert [row["score"] for row in table["intervals"]] == 3 * [None, "residual", "quantile"]
+    for row in table["intervals"]:
+        if row["score"] is not None:
+            share = row["target"]
+            error = math.sqrt(share * (1 - share) * (1 / 500 + 1 / 500))
+            assert abs(row["coverage"] - share) < 4 * error
+    for score in ("residual", "quantile"):
+        widths = [row["width"] for row in table["intervals"] if row["score"] == score]
+        assert np.all(np.diff(widths) > 0)
+    assert "absolute residual" in run("calibrate", str(folder))
+    page = write_report(folder).read_text(encoding="utf-8")
+    assert "quantile (CQR)" in page
+    assert "Temperature" not in page
+    result = CliRunner().invoke(app, ["calibrate", str(folder), "--coverages", "few"])
     assert "expected shares" in str(result.exception)

@@ -119,8 +119,7 @@ def test_data_is_loaded_once_and_drawn_anew_for_every_seed(
     def calibrate(run: TrainedRun) -> None:
         calibrated[run.experiment.method, run.experiment.seed] = rows_of(run.data.validation)
 
-    for module in (compare, experiment_settings):
-        monkeypatch.setattr(module, "load_data", load)
+    monkeypatch.setattr(experiment_settings, "load_data", load)
     monkeypatch.setattr(compare, "train_experiment", train)
     monkeypatch.setattr(compare, "calibrate", calibrate)
     plan(tmp_path, ["map", "mle"], validation=0.2).run(lambda *_: NoProgress(), lambda *_: None)

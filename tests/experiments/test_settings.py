@@ -15,11 +15,21 @@ def test_a_file_has_the_schedules_arguments_beside_the_other_settings() -> None:
     experiment = Experiment.from_settings(table, "here")
     assert experiment == Experiment(epochs=7, schedule=Schedule("step", (2, 5), 0.5))
     flat = experiment.settings()
-    assert flat == {**SETTINGS, "epochs": 7, "schedule": "step", "milestones": (2, 5), "gamma": 0.5}
+    course = {"epochs": 7, "schedule": "step", "milestones": (2, 5), "gamma": 0.5}
+    assert {"init": "", "reset": (), **flat} == {**SETTINGS, **course}
     assert Experiment.from_settings(flat, "here") == experiment
     own = {f.name for f in dataclasses.fields(Experiment)}
-    course = {f.name for f in dataclasses.fields(Schedule)} - {"name"}
-    assert SETTINGS.keys() == own | course
+    schedule = {f.name for f in dataclasses.fields(Schedule)} - {"name"}
+    assert SETTINGS.keys() == own | schedule
+
+
+def test_a_start_is_a_setting_if_there_is_one() -> None:
+    """A run from random weights does not mention it: those of older versions can be resumed."""
+    assert not {"init", "reset"} & Experiment().settings().keys()
+    flat = Experiment(init="net.safetensors", reset=("head",)).settings()
+    assert (flat["init"], flat["reset"]) == ("net.safetensors", ("head",))
+    with pytest.raises(ValueError, match=r"reset is \['head'\], but all weights start at random"):
+        Experiment(reset=("head",)).check()
 
 
 @pytest.mark.parametrize(

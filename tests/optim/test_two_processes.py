@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -47,11 +49,12 @@ def one_process(name: str) -> dict[str, Tensor]:
     generators = [torch.Generator().manual_seed(10 + rank) for rank in range(2)]
     optimizer = getattr(optim, name)(net, 0.05, train_size=40, generator=generators[0])
     for _ in range(4):
+        optimizer.zero_grad()
         for rank, share in enumerate(SHARES):
             optimizer.generator = generators[rank]
             with optimizer.sampled():
-                optimizer.zero_grad()
-                F.cross_entropy(net(x[share], rank), y[share]).backward()
+                loss = F.cross_entropy(net(x[share], rank), y[share])
+                (loss * (len(y[share]) / 12)).backward()
         optimizer.step()
     return {key: p.detach().clone() for key, p in net.named_parameters()}
 
@@ -73,17 +76,39 @@ def one_of_two(name: str, rank: int) -> dict[str, Tensor]:
     return {key: p.detach().clone() for key, p in net.named_parameters()}
 
 
+def refused(name: str, **options: object) -> str:
+    """What is said to a module that DistributedDataParallel calls."""
+    net = nn.Linear(3, 2)
+    optimizer = getattr(optim, name)(net, 0.05, train_size=40, **options)
+    wrapped = nn.parallel.DistributedDataParallel(net)
+    try:
+        with optimizer.sampled() if hasattr(optimizer, "sampled") else nullcontext():
+            wrapped(torch.randn(4, 3)).square().mean().backward()
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
 def save_one_of_two(folder: Path) -> None:
     with distributed.process_group():
         rank = distributed.rank()
+        shared = {"generator": torch.Generator().manual_seed(0)}
+        messages = {name: refused(name) for name in ("VOGN", "IVON", "SGLD", "MAP", "OGN")}
+        messages["seeded SGLD"] = refused("SGLD", **shared)
+        (folder / f"{rank}.json").write_text(json.dumps(messages))
         torch.save({name: one_of_two(name, rank) for name in NAMES}, folder / f"{rank}.pt")
 
 
 @pytest.fixture(scope="module")
-def of_two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, Tensor]]]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder: Path = tmp_path_factory.mktemp("two")
     done = processes(2, save_one_of_two, folder)
     assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def of_two(folder: Path) -> list[dict[str, dict[str, Tensor]]]:
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
 
 
@@ -95,3 +120,12 @@ def test_two_processes_are_two_micro_batches(
     for key, value in alone.items():
         assert torch.equal(of_two[0][name][key], of_two[1][name][key]), key
         torch.testing.assert_close(of_two[0][name][key], value, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_averaged_gradients_of_different_weights_are_refused(rank: int, folder: Path) -> None:
+    messages = json.loads((folder / f"{rank}.json").read_text())
+    for name in ("VOGN", "IVON", "SGLD"):
+        assert "DistributedDataParallel averages the gradients of Linear" in messages[name]
+    for name in ("MAP", "OGN", "seeded SGLD"):  # the weights are the same in all processes
+        assert messages[name] == ""

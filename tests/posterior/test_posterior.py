@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import torchbayes as tb
 from torchbayes.core import storage
-from torchbayes.posterior import DropoutPosterior, Posterior
+from torchbayes.posterior import DropoutPosterior, Posterior, RowGaussian
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -251,7 +251,9 @@ def test_snapshots_are_of_their_time(place: Path | None) -> None:
         nn.init.normal_(model.first.weight)
         model.norm.running_mean.add_(1)  # type: ignore[operator, union-attr]
         samples.append()
-        kept.append(tb.snapshot(model))
+        now = tb.snapshot(model)
+        del now["frozen"], now["offset"]  # neither is trained
+        kept.append(now)
     with torch.no_grad():
         model.first.weight.zero_()
     assert len(samples) == 3
@@ -451,12 +453,18 @@ def posteriors() -> list[Posterior]:
             {"float": torch.rand(2, 2)},
             {"float": torch.rand(3, 3)},
             std={"double": std["double"]},
+            scales={"float": torch.rand(2, 3)},
         ),
+        tb.posterior.FullGaussian(mean, ["float"], torch.rand(6, 6)),
+        tb.posterior.ShrunkGaussian(
+            mean, {"float": std["float"]}, {"float": torch.zeros(1, 2, 3)}, torch.ones(1)
+        ),
+        RowGaussian(mean, {"float": torch.rand(2, 3, 3)}, std={"double": std["double"]}),
         DropoutPosterior(mean, 0.2, ["0", "body.fc"], model_name="Net"),
     ]
 
 
-@pytest.mark.parametrize("index", range(9))
+@pytest.mark.parametrize("index", range(10))
 def test_every_kind_comes_back_as_it_was(index: int, tmp_path: Path) -> None:
     posterior = posteriors()[index]
     path = tmp_path / "runs" / "posterior.safetensors"

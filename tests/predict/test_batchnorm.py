@@ -7,8 +7,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from torchbayes.average import SWA, SWAG, recalibrated_samples
+import torchbayes as tb
+from torchbayes.average import SWA, SWAG
 from torchbayes.posterior import Gaussian, Weights, snapshot
+from torchbayes.predict.batchnorm import recalibrate_batchnorm
 
 
 def network() -> nn.Sequential:
@@ -81,7 +83,7 @@ def test_without_batch_norm_no_data_are_read() -> None:
 def test_every_draw_has_its_own() -> None:
     model = network()
     q = Gaussian(snapshot(model), {"0.weight": torch.full((4, 3), 0.5)})
-    bank = recalibrated_samples(
+    bank = recalibrate_batchnorm(
         model, q, data(), samples=6, generator=torch.Generator().manual_seed(0)
     )
     assert len(bank) == 6
@@ -94,7 +96,7 @@ def test_every_draw_has_its_own() -> None:
 def test_draws_can_live_in_a_folder(tmp_path: object) -> None:
     model = network()
     q = Gaussian(snapshot(model), {"0.weight": torch.ones(4, 3)})
-    bank = recalibrated_samples(model, q, data(), samples=2, folder=f"{tmp_path}/bank")
+    bank = recalibrate_batchnorm(model, q, data(), samples=2, folder=f"{tmp_path}/bank")
     assert bank.folder is not None
     assert_calibrated(bank[1])
 
@@ -103,8 +105,67 @@ def test_refuses_what_cannot_be_repeated() -> None:
     model = network()
     q = Gaussian(snapshot(model), {})
     with pytest.raises(ValueError, match="used up by the first draw"):
-        recalibrated_samples(model, q, iter(data()))
+        recalibrate_batchnorm(model, q, iter(data()))
     with pytest.raises(ValueError, match="samples is 0"):
-        recalibrated_samples(model, q, data(), samples=0)
+        recalibrate_batchnorm(model, q, data(), samples=0)
     with pytest.raises(ValueError, match="does not have"):
-        recalibrated_samples(nn.Linear(3, 2), q, data())
+        recalibrate_batchnorm(nn.Linear(3, 2), q, data())
+
+
+@pytest.mark.parametrize("wrong", [torch.zeros(4, 3), {"x": torch.zeros(4, 3)}, 3])
+def test_a_loader_is_iterated_over_batches(wrong: object) -> None:
+    model = network()
+    with pytest.raises(TypeError, match=r"expected batches, from a loader or in a list"):
+        recalibrate_batchnorm(model, snapshot(model), wrong)  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match=r"expected batches, from a loader or in a list"):
+        tb.predictive(model, spread(model), data()[0][0], recalibrate=wrong)  # type: ignore[arg-type]
+
+
+def spread(model: nn.Module, name: str = "0.weight") -> Gaussian:
+    weights = snapshot(model)
+    return Gaussian(weights, {name: torch.full_like(weights[name], 0.5)})
+
+
+@pytest.mark.parametrize("in_pieces", [False, True])
+def test_predictions_with_statistics_of_each_draw(in_pieces: bool) -> None:
+    """By hand: draw, run the training data through the draw, normalise by what comes out."""
+    model = network()
+    q, x = spread(model), data()[0][0]
+    generator = torch.Generator().manual_seed(4)
+    inputs = list(x.split(8)) if in_pieces else x
+    options = {"max_memory": 1} if in_pieces else {}  # draws are not kept
+    p = tb.predictive(model, q, inputs, 5, None, generator, recalibrate=data(), **options)
+    generator.manual_seed(4)
+    wanted = []
+    for _ in range(5):
+        draw = q.sample(generator)
+        mean, variance = (torch.from_numpy(t).float() for t in statistics(draw))
+        hidden = x @ draw["0.weight"].t() + draw["0.bias"]
+        hidden = (hidden - mean) / (variance + 1e-5).sqrt()
+        wanted.append((hidden.relu() @ draw["3.weight"].t() + draw["3.bias"]).softmax(1))
+    torch.testing.assert_close(p.probs, torch.stack(wanted).mean(0), rtol=1e-4, atol=1e-6)
+    bank = tb.recalibrate_batchnorm(model, q, data(), 5, generator=generator.manual_seed(4))
+    torch.testing.assert_close(tb.predictive(model, bank, x, 5).probs, p.probs)  # and no warning
+
+
+def test_draws_that_share_statistics_are_noticed_once_for_a_model() -> None:
+    model, x = network(), data()[0][0]
+    tb.predictive(model, spread(model), x, 2, recalibrate=False)
+    with pytest.warns(UserWarning, match=r"same statistics of batch norm '1'.*recalibrate=batches"):
+        tb.predictive(model, spread(model), x, 2)
+    tb.predictive(model, spread(model), x, 2)  # warnings are errors here
+
+
+def test_statistics_that_fit_the_draws_are_not_mentioned() -> None:
+    model, x = network(), data()[0][0]
+    tb.predictive(model, tb.Point(snapshot(model)), x)
+    tb.predictive(model, Gaussian(snapshot(model), {}), x, 2)
+    tb.predictive(model, spread(model, "3.weight"), x, 2)  # only after the batch norm
+    samples = tb.Samples(model)
+    samples.append()
+    tb.predictive(model, samples, x)
+    with_dropout = nn.Sequential(nn.Dropout(0.5), *network())
+    net = tb.MCDropout(with_dropout)
+    tb.predictive(with_dropout, net, x, 2)
+    with pytest.raises(ValueError, match="there is nothing to re-estimate"):
+        tb.predictive(with_dropout, net, x, 2, recalibrate=data())

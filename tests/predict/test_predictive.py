@@ -20,6 +20,9 @@ import torchbayes as tb
 from torchbayes.posterior import Posterior
 from torchbayes.predict import predictive as predict
 
+# The models here have batch norm; its own tests are in test_batchnorm.py.
+pytestmark = pytest.mark.filterwarnings("ignore:all draws of this")
+
 
 def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
@@ -630,8 +633,8 @@ def test_losses_as_likelihoods(model: Sums) -> None:
 
 
 def test_inputs_that_are_no_tensors(model: Sums) -> None:
-    with pytest.raises(TypeError, match="not ndarray"):
-        tb.predictive(model, spread(model), np.zeros((4, 3)))
+    with pytest.raises(TypeError, match="not str"):
+        tb.predictive(model, spread(model), "a path")
     with pytest.raises(ValueError, match="no tensor with a batch dimension"):
         tb.predictive(model, spread(model), torch.tensor(1.0))
 
@@ -779,3 +782,58 @@ def test_a_module_that_stands_at_two_places_keeps_its_weights() -> None:
         tb.predictive(model, posterior, torch.randn(4, 3), samples=samples)
         assert shared.weight is own
         assert torch.equal(shared.weight, value)
+
+
+# -- Inputs that are passed whole ---------------------------------------------------------------------
+
+
+class GraphNet(nn.Module):
+    """Two graph convolutions: every node's output depends on all nodes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(3, 8), nn.Linear(8, 2)
+
+    def forward(self, features: Tensor, adjacency: Tensor) -> Tensor:
+        hidden: Tensor = torch.tanh(adjacency @ self.one(features))
+        outputs: Tensor = adjacency @ self.two(hidden)
+        return outputs
+
+
+def test_a_graph_is_passed_whole() -> None:
+    torch.manual_seed(0)
+    net, features, adjacency = GraphNet(), torch.randn(7, 3), torch.rand(7, 7).softmax(1)
+    posterior = tb.Samples(net)
+    logits = []
+    for _ in range(3):
+        with torch.no_grad():
+            for p in net.parameters():
+                p.normal_()
+            logits.append(net(features, adjacency))
+        posterior.append()
+    found = tb.predictive(net, posterior, (features, adjacency), split=False)
+    assert isinstance(found, tb.ClassPredictive)
+    torch.testing.assert_close(found.probs, torch.stack(logits).softmax(-1).mean(0))
+    loader = [((features, adjacency), None), ((features, adjacency), None)]
+    twice = tb.predictive(net, posterior, loader, split=False)
+    assert len(twice) == 14
+    with pytest.raises(RuntimeError, match=r"first example of these inputs alone.*split=False"):
+        tb.predictive(net, posterior, (features, adjacency))
+
+
+def test_outputs_of_whole_inputs_may_have_another_length() -> None:
+    """One output for a whole set, as a network that pools a graph gives."""
+
+    class Pool(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3, 2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (x @ self.weight).mean(0, keepdim=True)
+
+    net = Pool()
+    point = tb.Point(tb.snapshot(net))
+    assert len(tb.predictive(net, point, torch.randn(5, 3), split=False)) == 1
+    with pytest.raises(ValueError, match=r"for 5 examples.*split=False"):
+        tb.predictive(net, point, torch.randn(5, 3))

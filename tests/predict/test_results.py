@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import optimize, special, stats
-from torch.distributions import Cauchy, LogNormal, Poisson
+from torch.distributions import Cauchy, Gamma, LogNormal, Poisson
 
 import torchbayes as tb
 
@@ -233,11 +233,11 @@ def test_quantiles_that_do_not_exist() -> None:
     for q in (0.0, 1.0, -0.1, 95.0, float("nan")):
         with pytest.raises(ValueError, match="expected a probability strictly between 0 and 1"):
             p.quantile(q)
-    counts = tb.likelihood.Observation(lambda out: Poisson(out.exp())).predictive(
+    waits = tb.likelihood.Observation(lambda out: Gamma(out.exp(), 1.0)).predictive(
         torch.zeros(2, 3, 1)
     )
-    with pytest.raises(TypeError, match="Poisson has no quantile function"):
-        counts.quantile(0.5)
+    with pytest.raises(TypeError, match="Gamma has no quantile function"):
+        waits.quantile(0.5)
 
 
 def test_counts_have_a_mean_and_a_spread() -> None:

@@ -6,6 +6,7 @@ import copy
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -40,10 +41,55 @@ def by_hand(model: nn.Module, epochs: int, batch_size: int, decay: float, seed: 
             optimizer.step()
 
 
+@pytest.mark.parametrize("method", ["map", "vogn", "bbb", "sgld", "ensemble", "hypernet", "swag"])
+def test_the_network_that_is_passed_stays_as_it_is(method: str) -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)).eval()
+    before, address = tb.snapshot(model), model[0].weight.data_ptr()
+    hooks: list[int] = []
+    model.register_forward_hook(lambda *_: hooks.append(1))
+    run = tb.fit(model, blobs(), method, epochs=1, progress=False)
+    assert run.model is not model
+    assert hooks  # the copy has them too
+    assert not model.training
+    assert model[0].weight.grad is None
+    assert model[0].weight.data_ptr() == address
+    now = tb.snapshot(model)
+    assert all(torch.equal(now[name], before[name]) for name in before)
+    own = tb.fit(model, blobs(), method, epochs=1, in_place=True, progress=False)
+    assert own.model is model
+    same = zip(tb.snapshot(model).values(), tb.snapshot(run.model).values(), strict=True)
+    assert all(torch.equal(a, b) for a, b in same)
+    made: list[nn.Module] = []
+    factory = lambda: made.append(small_net()) or made[-1]  # noqa: E731
+    assert tb.fit(factory, blobs(), method, epochs=1, progress=False).model is made[0]
+
+
+def test_a_network_that_cannot_be_copied_is_named() -> None:
+    class Locked(nn.Linear):
+        def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+            raise RuntimeError("it holds a lock")
+
+    with pytest.raises(
+        ValueError, match=r"Locked cannot be copied \(it holds a lock\).*in_place=True"
+    ):
+        tb.fit(Locked(4, 3), blobs(), epochs=1, progress=False)
+    locked = Locked(4, 3)
+    assert tb.fit(locked, blobs(), epochs=1, in_place=True, progress=False).model is locked
+
+
+def test_in_place_the_rest_is_trainable_again_afterwards() -> None:
+    model = small_net()
+    tb.fit(model, blobs(), epochs=1, params="2", in_place=True, progress=False)
+    assert all(p.requires_grad for p in model.parameters())
+    model[0].requires_grad_(False)
+    with pytest.raises(ValueError, match=r"'0\.weight' of params is frozen: set requires_grad"):
+        tb.fit(model, blobs(), params="0.weight", progress=False)
+
+
 def test_map_equals_an_ordinary_loop() -> None:
     model = made()
     twin = copy.deepcopy(model)
-    tb.fit(model, blobs(), "map", epochs=3, batch_size=32, prior=2.0, progress=False)
+    model = tb.fit(model, blobs(), "map", epochs=3, batch_size=32, prior=2.0, progress=False).model
     by_hand(twin, 3, 32, decay=2.0 / 240)
     for one, two in zip(model.parameters(), twin.parameters(), strict=True):
         assert torch.equal(one, two)
@@ -52,11 +98,10 @@ def test_map_equals_an_ordinary_loop() -> None:
 def test_map_minimises_the_negative_log_posterior() -> None:
     """At the optimum the gradient of −log p(D|w) − log p(w) is zero; both terms from closed forms."""
     inputs, targets = blobs()
-    model = nn.Linear(4, 3)
-    tb.fit(
-        model, (inputs, targets), "map", epochs=1500, batch_size=240, lr=0.05, prior=5.0,
+    model = tb.fit(
+        nn.Linear(4, 3), (inputs, targets), "map", epochs=1500, batch_size=240, lr=0.05, prior=5.0,
         schedule="cosine", progress=False,
-    )  # fmt: skip
+    ).model  # fmt: skip
     model.zero_grad()
     F.cross_entropy(model(inputs), targets, reduction="sum").backward()
     for parameter in model.parameters():
@@ -72,10 +117,10 @@ def test_norm_layers_have_no_prior() -> None:
     gradients = torch.autograd.grad(
         F.cross_entropy(model(inputs), targets), list(model.parameters())
     )
-    tb.fit(
+    model = tb.fit(
         model, (inputs, targets), "map", epochs=1, batch_size=240, optimizer="sgd", lr=0.1,
         momentum=0.0, prior=120.0, progress=False,
-    )  # fmt: skip
+    ).model  # fmt: skip
     for (name, parameter), gradient in zip(model.named_parameters(), gradients, strict=True):
         decay = 0.0 if name.startswith("1.") else 120.0 / 240
         expected = before[name] - 0.1 * (gradient + decay * before[name])
@@ -83,18 +128,19 @@ def test_norm_layers_have_no_prior() -> None:
 
 
 def test_accumulation_and_clipping_equal_their_definitions() -> None:
-    one, two = made(), made()
-    tb.fit(one, blobs(), "map", epochs=2, batch_size=60, progress=False)
-    tb.fit(two, blobs(), "map", epochs=2, batch_size=60, accumulate=4, progress=False)
+    one, two = (
+        tb.fit(made(), blobs(), "map", epochs=2, batch_size=60, accumulate=k, progress=False).model
+        for k in (1, 4)
+    )
     for a, b in zip(one.parameters(), two.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
     # With plain SGD a clipped step has exactly the clipped length.
     model = made()
     before = [p.detach().clone() for p in model.parameters()]
-    tb.fit(
+    model = tb.fit(
         model, blobs(), "mle", epochs=1, batch_size=240, optimizer="sgd", lr=1.0, momentum=0.0,
         clip_norm=1e-3, progress=False,
-    )  # fmt: skip
+    ).model  # fmt: skip
     moved = torch.cat([(p - b).flatten() for p, b in zip(model.parameters(), before, strict=True)])
     assert moved.norm().item() == pytest.approx(1e-3, rel=1e-3)
 
@@ -203,7 +249,7 @@ def test_nonfinite_weights_are_never_checkpointed(tmp_path: Path) -> None:
     with pytest.raises(tb.TrainingError, match=r"0\.weight"):
         tb.fit(
             model, blobs(), "map", epochs=2, folder=tmp_path, checkpoint_seconds=0,
-            progress=Blow(model),
+            in_place=True, progress=Blow(model),
         )  # fmt: skip
     state = RunFolder(tmp_path).checkpoint.read()
     assert state is not None

@@ -50,7 +50,7 @@ def test_a_batch_of_vogn_passes_few_files() -> None:
     net = Watched(nn.Linear(784, 100), nn.ReLU(), nn.Linear(100, 10))
     data = torch.randn(640, 784), torch.randint(10, (640,))
     try:
-        tb.fit(net, data, method="vogn", epochs=1, batch_size=64, progress=False)
+        tb.fit(net, data, method="vogn", epochs=1, batch_size=64, in_place=True, progress=False)
     finally:
         sys.setprofile(None)
     visits = [file for file in net.visits if not file.startswith(BESIDE)]

@@ -14,13 +14,18 @@ from torchbayes.train.registry import METHODS, find_method, method_options, valu
 FACTS = {"model", "train_size", "params", "generator"}
 
 
-@pytest.mark.parametrize("name", ["vogn", "ogn", "ivon", "kfac", "noisy-kfac", "map", "mle"])
+@pytest.mark.parametrize("name", ["vogn", "ogn", "ivon", "kfac", "noisy-kfac", "mle"])
 def test_an_optimisers_options_are_its_arguments(name: str) -> None:
     own = inspect.signature(METHODS[name].algorithm).parameters
     options = method_options(METHODS[name])
     assert set(options) == set(own) - FACTS
     for option in options.values():
         assert option.default == own[option.name].default
+
+
+def test_map_adds_when_the_evidence_chooses_its_prior() -> None:
+    own = set(inspect.signature(tb.MAP).parameters) - FACTS
+    assert set(method_options(METHODS["map"])) == own | {"evidence_every"}
 
 
 def test_a_sampler_adds_when_to_keep_its_states() -> None:

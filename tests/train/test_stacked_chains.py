@@ -100,12 +100,12 @@ def test_side_by_side_resumes_bit_equal(tmp_path: Path) -> None:
 
 
 class Level(nn.Module):
-    """A network whose output is multiplied by a weight that is not trained."""
+    """A network whose output is multiplied by a weight."""
 
     def __init__(self, level: float) -> None:
         super().__init__()
         self.net = net()
-        self.level = nn.Parameter(torch.tensor(level), requires_grad=False)
+        self.level = nn.Parameter(torch.tensor(level))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = self.net(x) * self.level

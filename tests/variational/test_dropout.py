@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import torchbayes as tb
 from torchbayes.core import storage
 from torchbayes.models.lenet import lenet5
 from torchbayes.posterior import DropoutPosterior, Posterior
+from torchbayes.posterior.dropout import OwnDropout
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -33,7 +35,7 @@ def mlp() -> nn.Sequential:
         nn.Linear(3, 8),
         nn.BatchNorm1d(8),
         nn.ReLU(),
-        nn.Dropout(0.3),
+        nn.Identity(),
         nn.Linear(8, 6),
         nn.Linear(6, 4),
     )
@@ -105,15 +107,186 @@ def test_recurrent_layers_keep_their_state_form() -> None:
         (lambda: tb.MCDropout(nn.Linear(2, 2)), "no convolution, linear or recurrent layer"),
         (lambda: tb.MCDropout(nn.Sequential(nn.ReLU())), "name the modules in layers"),
         (lambda: tb.MCDropout(nn.Linear(2, 2), layers=["fc9"]), "has no module 'fc9'"),
-        (lambda: tb.MCDropout(nn.Linear(2, 2), p=0.0), "p is 0"),
-        (lambda: tb.MCDropout(nn.Linear(2, 2), p=1.0), "p is 1"),
+        (lambda: tb.MCDropout(nn.Linear(2, 2), p=0.0), "p is 0.0"),
+        (lambda: tb.MCDropout(nn.Linear(2, 2), p=1.0), "p is 1.0"),
         (lambda: tb.MCDropout(nn.Linear(2, 2), p=float("nan")), "p is nan"),
         (lambda: DropoutPosterior({}, 1.5, []), "p is 1.5"),
+        (lambda: DropoutPosterior({}, None, []), "p is None"),
+        (lambda: tb.MCDropout(nn.Linear(2, 2), layers="all"), "layers is 'all'"),
+        (
+            lambda: tb.MCDropout(
+                nn.Sequential(nn.Dropout(0.2), nn.Linear(2, 2)), layers=["0", "1"]
+            ),
+            r"different probabilities, \[0.1, 0.2\]",
+        ),
     ],
 )
 def test_wrong_arguments(make: Callable[[], Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+# -- A network's own dropout ---------------------------------------------------------------------------
+
+
+def outputs_of(posterior: Posterior, model: nn.Module, x: Tensor, count: int) -> Tensor:
+    generator = seeded(3)
+    with torch.no_grad():
+        draws = [posterior.call(model, posterior.sample(generator), x) for _ in range(count)]
+    return torch.stack(draws)
+
+
+def test_own_dropout_is_used_and_nothing_is_added() -> None:
+    model = nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.4), nn.Dropout(0.0), nn.Linear(6, 2))
+    net = tb.MCDropout(model)
+    assert (net.layers, net.own, net.p) == (["1"], True, None)
+    x = normals(1, 4)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        trained = torch.stack([net.train()(x) for _ in range(4000)])[:, 0]
+    ours = outputs_of(net.posterior(), model.eval(), x, 4000)[:, 0]
+    # The same distribution: mean and covariance in closed form, h being what is dropped.
+    h, w = model[0](x)[0].detach(), model[3].weight.detach()
+    mean = model(x)[0].detach()
+    covariance = w @ torch.diag(h.square() * 0.4 / 0.6) @ w.t()
+    for draws in (trained, ours):
+        error = (draws.mean(0) - mean).abs() / (covariance.diagonal() / 4000).sqrt()
+        assert error.max() < 4
+        torch.testing.assert_close(draws.t().cov(), covariance, rtol=0.15, atol=0.02)
+    torch.testing.assert_close(net.eval()(x), model(x))
+
+
+def test_a_given_p_replaces_the_networks() -> None:
+    model = nn.Sequential(nn.Linear(1, 1000), nn.Dropout(0.4), nn.Flatten())
+    with torch.no_grad():
+        model[0].weight.zero_()
+        model[0].bias.fill_(1.0)
+    net = tb.MCDropout(model, p=0.1)
+    torch.manual_seed(0)
+    for out in (
+        net.train()(torch.zeros(20, 1)),
+        outputs_of(net.posterior(), model.eval(), torch.zeros(1, 1), 20),
+    ):
+        assert abs((out == 0).float().mean() - 0.1) < 4 * np.sqrt(0.1 * 0.9 / 20_000)
+
+
+def test_own_dropout_has_one_mask_per_draw_and_leaves_batch_norm_alone() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.Dropout2d(0.5), nn.Flatten(), nn.Linear(72, 3),
+        nn.Dropout(0.2), nn.Linear(3, 3),
+    ).eval()  # fmt: skip
+    q = tb.MCDropout(model).posterior()
+    x = normals(1, 1, 5, 5).expand(4, -1, -1, -1)
+    seen: list[Tensor] = []
+    handle = model[2].register_forward_hook(lambda _m, _i, out: seen.append(out))
+    draw, before = q.sample(seeded(1)), tb.snapshot(model)
+    with torch.no_grad():
+        out = q.call(model, draw, x)
+        torch.testing.assert_close(out, out[:1].expand(4, -1))
+        torch.testing.assert_close(out[:1], q.call(model, draw, x[:1]))
+    handle.remove()
+    gone = (seen[0][0] == 0).flatten(1)
+    assert 0 < gone.all(1).sum() < 8  # whole channels or none of a channel
+    assert torch.equal(gone.all(1), gone.any(1))
+    for name, value in tb.snapshot(model).items():
+        assert torch.equal(value, before[name])
+
+
+def test_alpha_dropout_is_torchs() -> None:
+    model = nn.Sequential(nn.AlphaDropout(0.3), nn.Flatten())
+    net, x = tb.MCDropout(model), torch.full((1, 500), 0.7)
+    torch.manual_seed(0)
+    wanted = net.train()(x)
+    ours = outputs_of(net, model.eval(), x, 1)[0]
+    torch.testing.assert_close(ours.unique(), wanted.unique())
+
+
+def test_dropout_in_code_without_a_module() -> None:
+    class Functional(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(2, 30), nn.Linear(30, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = F.dropout(self.first(x), training=self.training)
+            logits: Tensor = self.last(hidden)
+            return logits
+
+    model = Functional()
+    net = tb.MCDropout(model, layers="own")
+    assert (net.layers, net.own) == ([], True)
+    seen: list[Tensor] = []
+    model.last.register_forward_pre_hook(lambda _m, args: seen.append(args[0]))
+    outputs_of(net, model.eval(), torch.ones(1, 2), 100)
+    dropped = (torch.stack(seen) == 0).float().mean()
+    assert abs(dropped - 0.5) < 4 * np.sqrt(0.25 / 3000)
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_dropout_inside_attention(batch_first: bool) -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=batch_first)
+    layer.self_attn.dropout = 0.4
+    layer.eval()
+    net = tb.MCDropout(layer)
+    assert net.layers == ["self_attn"]
+    one = normals(1, 5, 8) if batch_first else normals(5, 1, 8)
+    x = one.expand(3, 5, 8) if batch_first else one.expand(5, 3, 8)
+    draws = outputs_of(net, layer, x, 300) if batch_first else outputs_of(net, layer, one, 300)
+    if batch_first:
+        torch.testing.assert_close(draws[:, 0], draws[:, 1])  # one mask for all examples
+        draws = draws[:, :1]
+    assert draws.std(0).min() > 0
+    layer.train()
+    with torch.no_grad():
+        wanted = torch.stack([layer(one) for _ in range(300)])
+    error = (draws.mean(0) - wanted.mean(0)).abs() / ((draws.var(0) + wanted.var(0)) / 300).sqrt()
+    assert error.max() < 4.5
+
+
+@pytest.mark.parametrize("case", ["plain", "causal", "boolean", "additive", "grouped"])
+def test_attention_without_dropped_weights_is_torchs(case: str) -> None:
+    """With a probability too small to drop anything, our attention is that of torch."""
+    keys = 2 if case == "grouped" else 4
+    q, k, v = normals(3, 4, 5, 6), normals(3, keys, 5, 6, seed=1), normals(3, keys, 5, 6, seed=2)
+    options: dict[str, Any] = {
+        "plain": {"scale": 0.3}, "causal": {"is_causal": True}, "grouped": {"enable_gqa": True},
+        "boolean": {"attn_mask": normals(5, 5, seed=3) < 1},
+        "additive": {"attn_mask": normals(5, 5, seed=3)},
+    }[case]  # fmt: skip
+    with OwnDropout(None, seed=0, examples=3):
+        ours = F.scaled_dot_product_attention(q, k, v, dropout_p=1e-9, **options)
+    torch.testing.assert_close(ours, F.scaled_dot_product_attention(q, k, v, **options))
+
+
+def test_a_named_dropout_layer_is_not_doubled_in_training() -> None:
+    model = nn.Sequential(nn.Linear(1, 1000), nn.Dropout(0.4), nn.Flatten())
+    with torch.no_grad():
+        model[0].bias.fill_(1.0)
+    net = tb.MCDropout(model, layers=["1"])
+    assert (net.p, net.own) == (0.4, False)
+    torch.manual_seed(0)
+    for out in (
+        net.train()(torch.zeros(20, 1)),
+        outputs_of(net, model.eval(), torch.zeros(1, 1), 20),
+    ):
+        assert abs((out == 0).float().mean() - 0.4) < 4 * np.sqrt(0.4 * 0.6 / 20_000)
+
+
+def test_files_keep_that_dropout_is_the_networks_own(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.4), nn.Linear(6, 2))
+    net = tb.MCDropout(model)
+    net.save(tmp_path / "x")
+    back = tb.load(tmp_path / "x", model)
+    assert isinstance(back, DropoutPosterior)
+    assert (back.p, back.layers, back.own) == (None, ["1"], True)
+    x = normals(5, 4)
+    ours, theirs = (tb.predictive(model, q, x, 5, generator=seeded()) for q in (net, back))
+    assert torch.equal(ours.probs, theirs.probs)
+    other = nn.Sequential(OrderedDict([("0", nn.Linear(4, 6)), ("2", nn.Linear(6, 2))]))
+    with pytest.raises(ValueError, match="has no module '1'"):
+        back.check(other)
 
 
 # -- Training and evaluation --------------------------------------------------------------------------

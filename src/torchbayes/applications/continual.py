@@ -27,6 +27,7 @@ from torchbayes.core.errors import RunError
 from torchbayes.core.reading import read_json
 from torchbayes.core.storage import write_json
 from torchbayes.posterior import Point, Posterior, load, snapshot
+from torchbayes.posterior.posterior import assign
 from torchbayes.predict.predictive import predictive
 from torchbayes.predict.results import ClassPredictive
 from torchbayes.prior import GaussianPrior
@@ -159,7 +160,7 @@ def learn_tasks(
         started = time.monotonic()
         run = fit(
             model, (task.train.inputs, task.train.targets), method,
-            epochs=epochs, batch_size=batch_size, likelihood=task.likelihood,
+            epochs=epochs, batch_size=batch_size, likelihood=task.likelihood, in_place=True,
             transform=task.transform, seed=seed + number,
             progress=progress if isinstance(progress, bool) else progress(number), **options,
         )  # fmt: skip
@@ -167,7 +168,7 @@ def learn_tasks(
         if remembers:
             options["prior"] = GaussianPrior.from_posterior(run.posterior)
             # An averaged posterior's mean is not the weights that training ended with.
-            model.load_state_dict({**model.state_dict(), **run.posterior.mean()})
+            assign(model, run.posterior.mean())
         seen = tasks[: number + 1]
         scores.accuracy.append([_accuracy(model, run.posterior, t, samples, seed) for t in seen])
         if kept is not None:
@@ -215,14 +216,16 @@ class _Kept:
                 )
         scores.accuracy, scores.seconds = there["accuracy"], there["seconds"]
         of_posterior, of_weights = self._paths(len(scores.accuracy))
-        model.load_state_dict(load(of_weights, model).mean())
+        assign(model, load(of_weights, model).mean())
         return load(of_posterior, model)
 
 
 def _accuracy(model: nn.Module, posterior: Posterior, task: Task, samples: int, seed: int) -> float:
     generator = torch.Generator().manual_seed(seed)
     inputs = task.transform(task.test.inputs)
-    result = predictive(model, posterior, inputs, samples, task.likelihood, generator)
+    result = predictive(
+        model, posterior, inputs, samples, task.likelihood, generator, recalibrate=False
+    )
     assert isinstance(result, ClassPredictive)
     return metrics.accuracy(result.probs, task.test.targets)
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from torchbayes.likelihood import Categorical, Likelihood
+from torchbayes.likelihood.base import mean_nll
 from torchbayes.posterior import Posterior
 from torchbayes.predict.predictive import predictive
 from torchbayes.predict.results import ClassPredictive
@@ -37,14 +38,16 @@ class SoftLabels(Likelihood):
         0.6931471824645996
     """
 
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def loss(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
         """Compute the mean cross entropy."""
         if outputs.shape != targets.shape:
             raise ValueError(
                 f"the student gives {tuple(outputs.shape[1:])} outputs and the teacher "
                 f"{tuple(targets.shape[1:])} classes: build it for the same classes"
             )
-        return nn.functional.cross_entropy(outputs, targets)
+        if weights is None:
+            return nn.functional.cross_entropy(outputs, targets)
+        return mean_nll(nn.functional.cross_entropy(outputs, targets, reduction="none"), weights)
 
     def predictive(self, outputs: Tensor) -> ClassPredictive:
         """Predict as for class labels."""
@@ -113,7 +116,9 @@ def distill(
         seen.append(inputs + noise_std * noise.to(inputs.device))
     everything = torch.cat(seen)
     # The same draws for all inputs, so that the student learns the predictions of one set of networks.
-    wanted = predictive(teacher, posterior, everything, samples, generator=generator)
+    wanted = predictive(
+        teacher, posterior, everything, samples, generator=generator, recalibrate=False
+    )
     if not isinstance(wanted, ClassPredictive):
         raise TypeError(
             f"the teacher gives a {type(wanted).__name__}: only classifiers can be distilled"

@@ -60,7 +60,7 @@ def prune(posterior: Gaussian, fraction: float) -> Gaussian:
         mask = mask.view_as(std[name]).to(std[name].device)
         mean[name].masked_fill_(mask, 0)
         std[name].masked_fill_(mask, 0)
-    return Gaussian(mean, std, model_name=posterior.model_name)
+    return Gaussian(mean, std, model_name=posterior.model_name, rest=posterior.rest)
 
 
 @dataclass(frozen=True)

@@ -32,8 +32,8 @@ class _AmongClasses(Categorical):
         others[list(classes)] = False
         self.register_buffer("others", others, persistent=False)
 
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return super().loss(outputs.masked_fill(self.others, _EXCLUDED), targets)
+    def loss(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
+        return super().loss(outputs.masked_fill(self.others, _EXCLUDED), targets, weights)
 
     def predictive(self, outputs: Tensor) -> ClassPredictive:
         return super().predictive(outputs.masked_fill(self.others, _EXCLUDED))

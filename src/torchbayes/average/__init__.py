@@ -5,7 +5,6 @@ from torchbayes.average.freeze import freeze
 from torchbayes.average.hwa import HWA
 from torchbayes.average.swa import SWA
 from torchbayes.average.swag import SWAG
-from torchbayes.predict.batchnorm import recalibrated_samples
 
 __all__ = [
     "HWA",
@@ -14,6 +13,5 @@ __all__ = [
     "branching",
     "freeze",
     "parallelizing",
-    "recalibrated_samples",
     "widening",
 ]

@@ -9,11 +9,13 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from torchbayes.average.freeze import has_batchnorm
 from torchbayes.average.moments import update_mean
-from torchbayes.core.parameters import trainable
-from torchbayes.posterior import Posterior, Weights
+from torchbayes.core.names import named_modules, named_weights
+from torchbayes.core.parameters import Params, selected
+from torchbayes.posterior import Posterior, Weights, held_names
+from torchbayes.posterior.partial import described
 from torchbayes.predict.batchnorm import recalibrate_batchnorm
 
 __all__ = ["Averager"]
@@ -29,15 +31,16 @@ def _wide(tensor: Tensor) -> Tensor:
 class Averager(ABC, Generic[P_co]):
     """Average weights that something else trains.
 
-    Weights that require a gradient when the averager is made are averaged.
-
     Args:
         model: The user's network.
+        params: What to average: names or patterns of weights, modules or parameters; all that require a
+            gradient when the averager is made if None.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, params: Params | None = None) -> None:
         self._network = model
-        self._names = set(trainable(model))
+        self._names = set(selected(model, params))
+        self._changing = set(held_names(model, ()))
         self._count = 0
         self._mean: Weights = {}
         self._rest: Weights = {}
@@ -46,10 +49,21 @@ class Averager(ABC, Generic[P_co]):
 
     def _current(self) -> tuple[Weights, Weights, Weights]:
         """Return the weights to average, the variances of some of them, and other weights and buffers."""
-        parameters = {name: p.detach() for name, p in self._network.named_parameters()}
-        rest = {name: p for name, p in parameters.items() if name not in self._names}
-        rest |= {name: buffer.detach().clone() for name, buffer in self._network.named_buffers()}
-        return {name: p for name, p in parameters.items() if name in self._names}, {}, rest
+        own = named_weights(self._network)
+        held = held_names(self._network, self._names, self._changing)
+        rest = {name: own[name].detach().clone() for name in held if name not in self._names}
+        return {n: own[n].detach() for n in held if n in self._names}, {}, rest
+
+    def _about(self) -> dict[str, str]:
+        """Return what the posterior knows about the network."""
+        return described(self._network, [*self._mean, *self._rest])
+
+    def _has_batchnorm(self) -> bool:
+        """Whether there are batch-norm statistics that go with the averaged weights."""
+        return any(
+            isinstance(module, _BatchNorm) and f"{short}.running_mean".lstrip(".") in self._rest
+            for short, _, module in named_modules(self._network)
+        )
 
     @abstractmethod
     def _posterior(self) -> P_co:
@@ -75,7 +89,7 @@ class Averager(ABC, Generic[P_co]):
             update_mean(list(self._mean.values()), [new[name] for name in self._mean], self._count)
 
     def mean(self) -> Weights:
-        """Return the averaged weights, with the network's other weights and buffers.
+        """Return the averaged weights, with the buffers that changed in training.
 
         Raises:
             ValueError: If there has been no `update()` yet.
@@ -96,7 +110,7 @@ class Averager(ABC, Generic[P_co]):
             loader: Batches of training data: inputs, or pairs of inputs and targets.
         """
         mean = self.mean()
-        if has_batchnorm(self._network):
+        if self._has_batchnorm():
             new = recalibrate_batchnorm(self._network, mean, loader)
             self._rest = {name: new[name] for name in self._rest}
             self._recalibrated = True
@@ -106,7 +120,7 @@ class Averager(ABC, Generic[P_co]):
 
         Args:
             loader: Batches of training data to `recalibrate` batch-norm statistics with; not needed
-                without batch norm. All draws share the mean's statistics: see `recalibrated_samples` for
+                without batch norm. All draws share the mean's statistics: see `recalibrate_batchnorm` for
                 statistics per draw.
 
         Raises:
@@ -114,7 +128,7 @@ class Averager(ABC, Generic[P_co]):
         """
         if loader is not None:
             self.recalibrate(loader)
-        elif self._count and not self._recalibrated and has_batchnorm(self._network):
+        elif self._count and not self._recalibrated and self._has_batchnorm():
             warnings.warn(
                 f"{type(self._network).__name__} has batch norm, whose statistics are those of the last "
                 "snapshot and do not belong to the average: pass training data in posterior(loader)",
@@ -146,7 +160,7 @@ class Averager(ABC, Generic[P_co]):
 
     def _here(self, saved: Weights) -> Weights:
         """Copy tensors to the devices of the network's weights."""
-        own = dict([*self._network.named_parameters(), *self._network.named_buffers()])
+        own = named_weights(self._network)
         return {name: tensor.to(own[name].device, copy=True) for name, tensor in saved.items()}
 
     def _check_fit(self, saved: Weights, own: Weights) -> None:

@@ -21,6 +21,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from torchbayes.average.freeze import freeze, loaded, plain_network, recalibrated, take_draws
 from torchbayes.core.batch import arguments, map_tensors, split_batch, to_device
+from torchbayes.core.outputs import Output, output_tensor
 from torchbayes.posterior import Generated, Posterior, Weights
 from torchbayes.variational.residual_blocks import find_blocks
 
@@ -35,16 +36,23 @@ class Branches(nn.Module):
     Args:
         networks: The networks.
         probabilities: Return the logarithm of the average class probabilities instead of average logits.
+        output: Where the tensor to average is in what a network returns: a key, an index or a function.
     """
 
-    def __init__(self, networks: Iterable[nn.Module], probabilities: bool = False) -> None:
+    def __init__(
+        self,
+        networks: Iterable[nn.Module],
+        probabilities: bool = False,
+        output: Output = None,
+    ) -> None:
         super().__init__()
         self.networks = nn.ModuleList(networks)
-        self.probabilities = probabilities
+        self.probabilities, self.output = probabilities, output
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Return the average of the networks' outputs."""
-        outputs = torch.stack([network(*args, **kwargs) for network in self.networks])
+        each = [output_tensor(network(*args, **kwargs), self.output) for network in self.networks]
+        outputs = torch.stack(each)
         if self.probabilities:
             return outputs.log_softmax(-1).logsumexp(0) - math.log(len(outputs))
         return outputs.mean(0)
@@ -52,7 +60,7 @@ class Branches(nn.Module):
 
 def branching(
     model: nn.Module, posterior: Posterior, times: int, loader: Iterable[Any] | None = None, *,
-    probabilities: bool = False, generator: torch.Generator | None = None,
+    probabilities: bool = False, generator: torch.Generator | None = None, output: Output = None,
 ) -> Branches:  # fmt: skip
     """Put N drawn networks side by side: the averaging of the all-in-one strategy.
 
@@ -65,6 +73,7 @@ def branching(
         probabilities: Return the logarithm of the average class probabilities (Bayesian model averaging).
             The paper averages logits, which is the default.
         generator: Source of the draws.
+        output: Where the tensor to average is in what the network returns; see `torchbayes.predictive`.
 
     Example:
         >>> import torch, torchbayes as tb
@@ -79,7 +88,7 @@ def branching(
     own = not isinstance(posterior, Generated)
     draws = take_draws(posterior, times, generator)
     networks = [freeze(network, d, loader, keep_statistics=own and loader is None) for d in draws]
-    return Branches(networks, probabilities).eval()
+    return Branches(networks, probabilities, output).eval()
 
 
 class Parallel(nn.Module):

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from torchbayes.posterior import Generated, Posterior, Weights, Wrapper
+from torchbayes.posterior import Generated, Posterior, Weights
+from torchbayes.posterior.posterior import assign, plain_network
 from torchbayes.predict.batchnorm import recalibrate_batchnorm
 
 __all__ = ["freeze", "has_batchnorm", "loaded", "plain_network", "recalibrated", "take_draws"]
@@ -44,28 +45,11 @@ def freeze(
     return twin.eval() if keep_statistics else recalibrated(twin, loader)
 
 
-def plain_network(model: nn.Module) -> nn.Module:
-    """Return the user's network inside a wrapper, or the network itself."""
-    return model.model if isinstance(model, Wrapper) else model
-
-
 def loaded(model: nn.Module, weights: Weights) -> nn.Module:
     """Return a copy of the network with the given weights and buffers."""
     twin = copy.deepcopy(model)
-    _load(twin, weights)
+    assign(twin, weights)
     return twin
-
-
-@torch.no_grad()
-def _load(model: nn.Module, weights: Weights) -> None:
-    own = dict([*model.named_parameters(), *model.named_buffers()])
-    for name, tensor in weights.items():
-        if name not in own or own[name].shape != tensor.shape:
-            raise ValueError(
-                f"weight {name!r} of the draw does not fit {type(model).__name__}: use the model that the "
-                "posterior was trained with"
-            )
-        own[name].copy_(tensor)
 
 
 def has_batchnorm(model: nn.Module) -> bool:
@@ -82,7 +66,7 @@ def recalibrated(model: nn.Module, loader: Iterable[Any] | None) -> nn.Module:
                 f"{type(model).__name__} has batch norm, whose statistics must be re-estimated for drawn "
                 "weights: pass a loader of training data"
             )
-        _load(model, recalibrate_batchnorm(model, {}, loader))
+        assign(model, recalibrate_batchnorm(model, {}, loader))
     return model.eval()
 
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from torchbayes.average.averager import Averager
 from torchbayes.average.moments import diagonal_std, low_rank_factor, update_mean, update_spread
+from torchbayes.core.parameters import Params
 from torchbayes.posterior import Gaussian, LowRankGaussian, Weights
 
 __all__ = ["GaussianAverager"]
@@ -23,12 +24,13 @@ class GaussianAverager(Averager[AnyGaussian]):
     Args:
         network: The user's network.
         rank: Number of the last deviations from the mean to keep: 0, or at least 2.
+        params: What to average, as for `Averager`.
     """
 
-    def __init__(self, network: nn.Module, rank: int) -> None:
+    def __init__(self, network: nn.Module, rank: int, params: Params | None = None) -> None:
         if rank < 0 or rank == 1:
             raise ValueError(f"rank is {rank}: expected 0 for a diagonal covariance, or at least 2")
-        super().__init__(network)
+        super().__init__(network, params)
         self.rank = rank
         self._spread: Weights = {}
         self._within: Weights = {}
@@ -50,19 +52,19 @@ class GaussianAverager(Averager[AnyGaussian]):
             self._columns.append({name: new[name] - mean for name, mean in self._mean.items()})
 
     def _posterior(self) -> AnyGaussian:
-        mean, model_name = self.mean(), type(self._network).__name__
+        mean, about = self.mean(), self._about()
         low_rank = len(self._columns) > 1
         std = {
             n: diagonal_std(self._within.get(n), spread, low_rank=low_rank).to(mean[n].dtype)
             for n, spread in self._spread.items()
         }
         if not low_rank:
-            return Gaussian(mean, std, model_name=model_name)
+            return Gaussian(mean, std, **about)
         factors = {
             name: low_rank_factor([column[name] for column in self._columns]).to(mean[name].dtype)
             for name in self._spread
         }
-        return LowRankGaussian(mean, std, factors, model_name=model_name)
+        return LowRankGaussian(mean, std, factors, **about)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the moments and the deviations."""

@@ -27,6 +27,7 @@ from torch import nn
 
 from torchbayes.average.gaussian_averager import GaussianAverager
 from torchbayes.core.declaration import register
+from torchbayes.core.names import named_parameters
 from torchbayes.posterior import Gaussian, Weights
 
 __all__ = ["HWA"]
@@ -72,7 +73,9 @@ class HWA(GaussianAverager):
         snapshot = self._meanfield.posterior()
         weights, std = snapshot.mean(), snapshot.std()
         # A weight without a σ is averaged too if it is trained, such as a norm layer's scale.
-        trained = {n for n, p in self._network.named_parameters() if p.requires_grad} | std.keys()
+        trained = {
+            n for n, p in named_parameters(self._network).items() if p.requires_grad
+        } | std.keys()
         return (
             {name: weight for name, weight in weights.items() if name in trained},
             {name: sigma.square() for name, sigma in std.items()},

@@ -27,11 +27,12 @@ class SWA(Averager[Point]):
     """The running mean of a network's weights.
 
     Call `update()` at the end of every learning-rate cycle, or every epoch at a constant rate, once
-    training has nearly converged. Weights that require a gradient when the averager is made are
-    averaged; the others and the buffers are those of the last snapshot.
+    training has nearly converged. Buffers are those of the last snapshot.
 
     Args:
         model: The network that is being trained.
+        params: What is averaged: names or patterns of weights (`"head.*"`), modules or parameters; all that
+            require a gradient when the averager is made if None.
 
     Example:
         >>> import torch, torchbayes as tb
@@ -45,4 +46,4 @@ class SWA(Averager[Point]):
     """
 
     def _posterior(self) -> Point:
-        return Point(self.mean(), model_name=type(self._network).__name__)
+        return Point(self.mean(), **self._about())

@@ -19,6 +19,7 @@ from torch import nn
 
 from torchbayes.average.gaussian_averager import GaussianAverager
 from torchbayes.core.declaration import register
+from torchbayes.core.parameters import Params
 
 __all__ = ["SWAG"]
 
@@ -32,13 +33,14 @@ class SWAG(GaussianAverager):
     """A Gaussian over the weights from snapshots of plain training.
 
     Call `update()` at regular intervals (the paper: every epoch) at a constant, rather high learning
-    rate once training has nearly converged. Weights that require a gradient when the averager is made
-    are random; the others and the buffers are those of the last snapshot.
+    rate once training has nearly converged. Buffers are those of the last snapshot.
 
     Args:
         model: The network that is being trained.
         rank: Number of deviations kept for the low-rank half of the covariance, each as large as the
             network; 0 gives the diagonal covariance (SWAG-Diagonal).
+        params: What is random: names or patterns of weights (`"head.*"`), modules or parameters; all that
+            require a gradient when the averager is made if None.
 
     Example:
         >>> import torch, torchbayes as tb
@@ -52,5 +54,5 @@ class SWAG(GaussianAverager):
         (2.0, 1.0)
     """
 
-    def __init__(self, model: nn.Module, rank: int = 20) -> None:
-        super().__init__(model, rank)
+    def __init__(self, model: nn.Module, rank: int = 20, *, params: Params | None = None) -> None:
+        super().__init__(model, rank, params)

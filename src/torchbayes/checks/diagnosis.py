@@ -10,8 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from torchbayes.checks.convergence import Array, by_chain, ess, rhat
+from torchbayes.core.names import named_parameters
+from torchbayes.core.outputs import output_tensor
 from torchbayes.likelihood import Categorical, Likelihood
 from torchbayes.posterior import Point, Samples
+from torchbayes.predict.binary import BinaryPredictive
 from torchbayes.predict.predictive import predictive
 from torchbayes.predict.results import ClassPredictive, RegressionPredictive
 from torchbayes.prior import Prior
@@ -68,8 +71,10 @@ def predictions(
     rows: list[Tensor] = []
     for weights in samples:
         one = predictive(model, Point(weights), inputs, 1, likelihood)
-        assert isinstance(one, (ClassPredictive, RegressionPredictive))
-        rows.append((one.probs if isinstance(one, ClassPredictive) else one.mean).double().cpu())
+        assert isinstance(one, (ClassPredictive, BinaryPredictive, RegressionPredictive))
+        rows.append(
+            (one.mean if isinstance(one, RegressionPredictive) else one.probs).double().cpu()
+        )
     return by_chain(torch.stack(rows).flatten(2).numpy(), samples.chains)
 
 
@@ -98,16 +103,16 @@ def log_posterior(
         temperature: Temperature of the chains.
     """
     noise = Categorical() if likelihood is None else likelihood
-    trainable = {name for name, p in model.named_parameters() if p.requires_grad}
+    trainable = {name for name, p in named_parameters(model).items() if p.requires_grad}
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     values: list[float] = []
     try:
         for weights in samples:
-            losses = [
-                float(noise.loss(torch.func.functional_call(model, weights, (x,)), y)) * len(y)
-                for x, y in zip(inputs.split(512), targets.split(512), strict=True)
-            ]
+            losses = []
+            for x, y in zip(inputs.split(512), targets.split(512), strict=True):
+                outputs = output_tensor(samples.call(model, weights, x))
+                losses.append(float(noise.loss(outputs, y)) * len(y))
             likely = -sum(losses) / len(targets) * train_size / temperature
             own = {name: tensor for name, tensor in weights.items() if name in trainable}
             values.append(likely + float(prior.log_prob(own)))

@@ -14,6 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchbayes.core.names import own_weights
+from torchbayes.core.outputs import output_tensor
+from torchbayes.core.parameters import trainable
 from torchbayes.likelihood import Categorical, Likelihood, as_likelihood
 from torchbayes.posterior import Posterior, Samples, snapshot
 from torchbayes.predict.predictive import predictive
@@ -81,11 +84,11 @@ def compare_to_nuts(
     x, y = data
     # The integrator adapts its step size in float64, so the network runs in float64 too.
     precise, x = copy.deepcopy(model).double().eval(), x.double()
-    start = {name: p.detach().clone() for name, p in precise.named_parameters() if p.requires_grad}
+    start = {name: p.detach().clone() for name, p in trainable(precise).items()}
 
     def potential(weights: dict[str, Tensor]) -> Tensor:
-        outputs = torch.func.functional_call(precise, weights, (x,))
-        return len(x) * likelihood.loss(outputs, y) - prior.log_prob(weights)
+        outputs = torch.func.functional_call(precise, own_weights(precise, weights), (x,))
+        return len(x) * likelihood.loss(output_tensor(outputs), y) - prior.log_prob(weights)
 
     with torch.random.fork_rng():
         torch.manual_seed(seed)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,28 +104,13 @@ def verify(
     loader = BatchLoader(
         problem.inputs, problem.targets, min(batch_size, size), shuffle=True, seed=seed
     )
-    if told_size is not None:
-        loader = _MisreportingLoader(loader, told_size)
     if epochs is None:
         epochs = math.ceil(_UPDATES / len(loader))
     run = fit(
         problem.model, loader, method, epochs=epochs, likelihood=problem.likelihood(), seed=seed,
-        progress=False, **options,
+        train_size=told_size, progress=False, **options,
     )  # fmt: skip
     return _judged(method_class, problem, run.posterior, exact, seed)
-
-
-class _MisreportingLoader(BatchLoader):
-    """Batches of another loader, with a number of examples that may be wrong."""
-
-    def __init__(self, loader: BatchLoader, told_size: int) -> None:
-        self.loader, self.num_examples, self.batch_size = loader, told_size, loader.batch_size
-
-    def __len__(self) -> int:
-        return len(self.loader)
-
-    def batches(self, epoch: int, start: int = 0) -> Iterator[tuple[Any, Any]]:
-        return self.loader.batches(epoch, start)
 
 
 def _judged(

@@ -20,6 +20,7 @@ from torchbayes.cli.diagnose import diagnose
 from torchbayes.cli.distill import distill
 from torchbayes.cli.options import TrainingCommand
 from torchbayes.cli.output import visible
+from torchbayes.cli.predict import predict
 from torchbayes.cli.prune import prune
 from torchbayes.cli.verify import verify
 
@@ -53,7 +54,7 @@ def _root(
 
 app.command("train", cls=TrainingCommand)(train.train)
 app.command("evaluate")(train.evaluate)
-app.command("predict")(train.predict)
+app.command("predict")(predict)
 app.command("compare", cls=TrainingCommand)(compare.compare)
 app.command("report")(compare.report)
 app.command("prune")(prune)

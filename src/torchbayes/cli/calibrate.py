@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -17,7 +17,7 @@ def calibrate(
     coverages: Annotated[
         str,
         typer.Option(
-            help="Comma-separated shares of prediction sets that should contain the true class."
+            help="Comma-separated shares of prediction sets or intervals that should contain the truth."
         ),
     ] = "0.8,0.9,0.95",
     risks: Annotated[
@@ -27,7 +27,7 @@ def calibrate(
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
-    """Calibrate a run: temperature, conformal prediction sets, abstention.
+    """Calibrate a run: temperature, conformal prediction sets, abstention; intervals of a regression.
 
     Fits on the run's validation split, or, if it has none, on half of its test split (and scores on the
     other half). Writes calibration.json to the run folder.
@@ -42,12 +42,14 @@ def calibrate(
         risks=numbers(risks, float, "risks", expected),
         samples=samples,
     )
+    if "intervals" in result:
+        _answer_intervals(result, as_json)
+        return
     scale = result["temperature"]
     answer(
         result,
         as_json,
-        f"fitted on {result['fitted_on']} ({result['fitted']:,} examples), "
-        f"scored on {result['scored_on']} ({result['scored']:,})",
+        _splits(result),
         table(
             f"temperature {scale['value']:.3f}",
             ("", "accuracy", "NLL", "ECE"),
@@ -77,3 +79,34 @@ def calibrate(
             left=0,
         ),
     )  # fmt: skip
+
+
+_SCORES = {
+    None: "the posterior's own",
+    "residual": "absolute residual",
+    "quantile": "quantile (CQR)",
+}
+
+
+def _answer_intervals(result: dict[str, Any], as_json: bool) -> None:
+    answer(
+        result,
+        as_json,
+        _splits(result),
+        table(
+            "intervals",
+            ("interval", "target", "covered", "mean width"),
+            (
+                [_SCORES[row["score"]], f"{row['target']:.1%}", f"{row['coverage']:.1%}",
+                 cell(row["width"], ".4g")]
+                for row in result["intervals"]
+            ),
+        ),
+    )  # fmt: skip
+
+
+def _splits(result: dict[str, Any]) -> str:
+    return (
+        f"fitted on {result['fitted_on']} ({result['fitted']:,} examples), "
+        f"scored on {result['scored_on']} ({result['scored']:,})"
+    )

@@ -12,13 +12,14 @@ import typer
 from rich.text import Text
 
 from torchbayes.cli import options as opt
-from torchbayes.cli.output import answer, table, visible
+from torchbayes.cli.output import answer, cell, table, visible
 
 if TYPE_CHECKING:
     from torchbayes.experiments.compare import Comparison, Job
 
 __all__ = ["compare", "report", "run_plan", "show_results"]
 
+_TABLES = ("table:", "uci:")
 _COLUMNS = {
     # key: (title, whether more is better, digits)
     "accuracy": ("acc. ↑", True, 4),
@@ -37,6 +38,11 @@ def compare(
     recipe: opt.Recipe = None,
     cpu: opt.Cpu = False,
     data: opt.Data = None,
+    target: opt.Target = None,
+    task: opt.Task = None,
+    drop: opt.Drop = None,
+    split: opt.TableSplit = None,
+    test_share: opt.TestShare = None,
     model: opt.Model = None,
     methods: Annotated[
         str | None, typer.Option(help="Comma-separated names.", show_default="all")
@@ -46,6 +52,7 @@ def compare(
     samples: opt.Samples = None,
     seeds: Annotated[int, typer.Option(help="Runs of every method, with different seeds.")] = 1,
     augment: opt.Augment = None,
+    init: opt.Init = None,
     schedule: opt.ScheduleName = None,
     set_: Annotated[
         list[str] | None,
@@ -88,9 +95,12 @@ def compare(
     recipe = find_recipe("demo/digits") if demo else recipe
     flags = {
         "data": data, "model": model, "epochs": epochs, "batch_size": batch_size,
-        "samples": samples, "augment": augment, "schedule": schedule,
+        "samples": samples, "augment": augment, "init": init, "schedule": schedule,
     }  # fmt: skip
-    settings = opt.settings_from(recipe, cpu, model_set, setting, flags)
+    columns = {
+        "target": target, "task": task, "drop": drop, "split": split, "test_share": test_share,
+    }  # fmt: skip
+    settings = opt.settings_from(recipe, cpu, model_set, setting, flags, columns)
     tables: dict[str, dict[str, Any]] = settings.pop("methods", {})
     lines: dict[str, dict[str, Any]] = settings.pop("rows", {})
     named = [m for m in tables if m in METHODS] if every else list(tables)
@@ -195,8 +205,13 @@ def show_results(out: Path, page: Path, as_json: bool) -> None:
             Text.assemble((visible(name), "bold"), visible(f" failed: {why}"))
             for name, why in results["failed"].items()
         ),
+        *(note for note in results["notes"][:1] if _is_table(results)),
         f"out of distribution: {results['ood']}   results: {out / 'results.json'}   page: {page}",
     )
+
+
+def _is_table(results: dict[str, Any]) -> bool:
+    return str(results["settings"].get("data")).startswith(_TABLES)
 
 
 def _cell(key: str, row: dict[str, Any], rows: dict[str, dict[str, Any]]) -> str | Text:
@@ -204,7 +219,8 @@ def _cell(key: str, row: dict[str, Any], rows: dict[str, dict[str, Any]]) -> str
     if value is None:
         return "–"
     spread = row["spread"].get(key)
-    text = f"{value:.{digits}f}" + ("" if spread is None else f"\n±{spread:.{digits}f}")
+    style = f".{digits}f"
+    text = cell(value, style) + ("" if spread is None else f"\n±{cell(spread, style)}")
     if more is None:
         return text
     values = [r[key] for r in rows.values() if r.get(key) is not None]

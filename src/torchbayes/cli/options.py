@@ -17,9 +17,10 @@ import typer
 from typer.core import TyperCommand
 
 __all__ = [
-    "Augment", "BatchSize", "Cpu", "Data", "DataDir", "Epochs", "Json", "Model", "ModelSet",
+    "Augment", "BatchSize", "Cpu", "Data", "DataDir", "Drop", "Epochs", "Init", "Json", "Model", "ModelSet",
     "Recipe", "RunFolder", "RunSamples", "Samples", "ScheduleName", "Seed", "Set", "Settings",
-    "TrainingCommand", "method_pairs", "numbers", "settings_from",
+    "TableSplit", "Target", "Task", "TestShare", "TrainingCommand", "method_pairs", "numbers",
+    "settings_from",
 ]  # fmt: skip
 
 Recipe = Annotated[Path | None, typer.Option(help="TOML file of settings; flags override it.")]
@@ -27,7 +28,7 @@ Cpu = Annotated[bool, typer.Option("--cpu", help="Use the recipe's CPU-sized ver
 Data = Annotated[
     str | None,
     typer.Option(
-        help="Data set (`torchbayes data` lists them) or folder:PATH with images.",
+        help="Data set (`torchbayes data` lists them), folder:PATH with images, or table:FILE.csv.",
         show_default="digits",
     ),
 ]
@@ -35,8 +36,38 @@ Model = Annotated[
     str | None,
     typer.Option(
         help="Network; `torchbayes models` lists them.",
-        show_default="mlp for digits, moons and curves, lenet5 for images",
+        show_default="mlp for digits, moons, curves and tables, lenet5 for images",
     ),
+]
+Target = Annotated[
+    str | None,
+    typer.Option(
+        help="Of a table: column to predict, by name or number (from 0, negative from the end).",
+        show_default="the last",
+    ),
+]
+Task = Annotated[
+    str | None,
+    typer.Option(
+        help="Of a table: classification or regression.", show_default="found from the target"
+    ),
+]
+Drop = Annotated[
+    list[str] | None,
+    typer.Option(help="Of a table: a column to leave out, by name or number; repeatable."),
+]
+TableSplit = Annotated[
+    str | None,
+    typer.Option(
+        "--split",
+        help="Of a table: seed of the random choice of test rows (for uci:…, the number of the published "
+        "split), a file with their numbers from 0, or `seed` for other rows with every seed.",
+        show_default="0",
+    ),
+]
+TestShare = Annotated[
+    float | None,
+    typer.Option(help="Of a table: share of the rows to test on.", show_default="0.2"),
 ]
 Epochs = Annotated[
     int | None, typer.Option(help="Passes through the training set.", show_default="30")
@@ -90,6 +121,15 @@ Settings = Annotated[
         "--setting",
         help="Any other setting that a recipe can have, such as --setting clip_norm=1 or --setting "
         "milestones=[80,120]; repeatable.",
+    ),
+]
+Init = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help="Start from the weights in a safetensors file: a state dict, or the mean of a run's posterior. "
+        "A new layer starts from random weights with --setting 'reset=[\"NAME\"]'.",
+        show_default="random weights",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for scripts to read.")]
@@ -167,6 +207,8 @@ def _typed(method: str, name: str, text: str) -> Any:
     if name not in option_names(found):
         check_options(found, [name])
     known, value = method_options(found), _plain(text)
+    if name == "params":  # an argument of fit: one pattern or a list of them
+        return value
     kind = known[name].type if name in known else float  # a number of epochs
     kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
     if str in kinds:
@@ -210,8 +252,18 @@ def settings_from(
     model_set: Sequence[str] | None,
     setting: Sequence[str] | None,
     flags: Mapping[str, Any],
+    table: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Read a recipe's settings and override them by the flags that were given."""
+    """Read a recipe's settings and override them by the flags that were given.
+
+    Args:
+        recipe: File of the recipe, or None.
+        cpu: Whether to use its CPU-sized version.
+        model_set: Values of --model-set.
+        setting: Values of --setting.
+        flags: Settings that have a flag of their own; None if it was not given.
+        table: The same for the options of a table.
+    """
     from torchbayes.experiments.recipes import recipe_settings
     from torchbayes.experiments.settings import SETTINGS, check_keys
 
@@ -220,6 +272,9 @@ def settings_from(
     others = _values(setting, "--setting")
     check_keys(others, SETTINGS, "--setting")
     settings |= others
+    columns = {key: value for key, value in table.items() if value is not None and value != []}
+    if columns:
+        settings["table"] = {**settings.get("table", {}), **columns}
     if model_set:
         own = settings.get("model_options", {})
         settings["model_options"] = {**own, **_values(model_set, "--model-set")}

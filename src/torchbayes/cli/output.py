@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["answer", "cell", "table", "visible"]
+__all__ = ["answer", "cell", "notice", "table", "visible"]
 
 
 def visible(text: str) -> str:
@@ -54,8 +54,16 @@ def table(
 
 
 def cell(value: float | None, style: str) -> str:
-    """Format a number, or a dash where there is none."""
-    return "–" if value is None else format(value, style)
+    """Format a number, without decimals if it is large, or a dash where there is none."""
+    if value is None:
+        return "–"
+    return format(value, ",.0f" if style.endswith("f") and abs(value) >= 1000 else style)
+
+
+def notice(text: str, as_json: bool) -> None:
+    """Print a remark before a long computation, unless a script reads the output."""
+    if not as_json:
+        Console(highlight=False).print(Text(visible(text)), style="dim", soft_wrap=True)
 
 
 def answer(result: Any, as_json: bool, *parts: Table | Text | str) -> None:

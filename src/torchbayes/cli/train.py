@@ -1,4 +1,4 @@
-"""`torchbayes train`, `evaluate` and `predict`: work with one run."""
+"""`torchbayes train` and `evaluate`: make and score one run."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from torchbayes.cli import options as opt
-from torchbayes.cli.output import answer, cell, table
+from torchbayes.cli.output import answer, cell, notice, table
 
 if TYPE_CHECKING:
     from torchbayes.experiments.settings import Experiment
     from torchbayes.experiments.trained_run import TrainedRun
 
-__all__ = ["evaluate", "predict", "train"]
+__all__ = ["evaluate", "train"]
 
 # A classifier has some of these scores, a regression others.
 _SHOWN = {
@@ -37,6 +37,11 @@ def train(
     recipe: opt.Recipe = None,
     cpu: opt.Cpu = False,
     data: opt.Data = None,
+    target: opt.Target = None,
+    task: opt.Task = None,
+    drop: opt.Drop = None,
+    split: opt.TableSplit = None,
+    test_share: opt.TestShare = None,
     model: opt.Model = None,
     method: Annotated[
         str | None,
@@ -51,6 +56,7 @@ def train(
         typer.Option(help="Share of the training set to hold out and score.", show_default="0"),
     ] = None,
     augment: opt.Augment = None,
+    init: opt.Init = None,
     schedule: opt.ScheduleName = None,
     clip_norm: Annotated[
         float | None, typer.Option(help="Largest gradient norm.", show_default="no limit")
@@ -93,8 +99,12 @@ def train(
         "data": data, "model": model, "method": method, "epochs": epochs, "batch_size": batch_size,
         "samples": samples, "seed": seed, "validation": validation, "augment": augment,
         "schedule": schedule, "clip_norm": clip_norm, "amp": amp, "accumulate": accumulate,
+        "init": init,
     }  # fmt: skip
-    settings = opt.settings_from(recipe, cpu, model_set, setting, flags)
+    columns = {
+        "target": target, "task": task, "drop": drop, "split": split, "test_share": test_share,
+    }  # fmt: skip
+    settings = opt.settings_from(recipe, cpu, model_set, setting, flags, columns)
     settings = {k: v for k, v in settings.items() if k not in ("methods", "rows")}
     name = settings.get("method", Experiment.method)
     pairs = opt.method_pairs(set_ or [], {name: name})[name]
@@ -103,6 +113,8 @@ def train(
     folder = out if out is not None else _default_folder(experiment)
     with distributed.process_group():
         loaded = experiment.load_data(data_dir)
+        if loaded.table is not None and distributed.rank() == 0:
+            notice(loaded.note, as_json)
         tracked = tensorboard and distributed.rank() == 0
         train_experiment(
             experiment,
@@ -118,7 +130,9 @@ def train(
 
 
 def _default_folder(experiment: Experiment) -> Path:
-    data = Path(experiment.data.removeprefix("folder:")).name
+    kind, _, place = experiment.data.partition(":")
+    data = Path(place or kind).stem if kind == "table" else Path(place or kind).name
+    data = f"uci-{data}" if kind == "uci" else data
     return Path("runs") / f"{data}-{experiment.network}-{experiment.method}-{experiment.seed}"
 
 
@@ -132,11 +146,15 @@ def _score(trained: TrainedRun, as_json: bool, **how: Any) -> None:
     shown = {key: title for key, title in _SHOWN.items() if key in scores}
     cells = (cell(scores[key], ".1f" if key == "seconds" else ".4f") for key in shown)
     notes = [f"out of distribution (OOD): {ood.name}"] if "auroc_ood" in scores else []
-    if not trained.data.classes and trained.data.shape == (1,) and trained.data.num_targets == 1:
+    encoding, curve = trained.data.encoding, trained.data.shape == (1,)
+    if encoding is not None and not encoding.classes:
+        notes.append(f"RMSE, NLL and CRPS are in the units of {encoding.target!r}")
+    elif not trained.data.classes and curve and trained.data.num_targets == 1:
         _draw_curve(trained)
         notes.append(f"picture: {folder / 'curve.png'}")
     scored = table(str(folder), shown.values(), [cells], left=0)
-    answer({"run": str(folder), **scores}, as_json, scored, *notes)
+    about = {} if trained.data.table is None else {"note": trained.data.note}
+    answer({"run": str(folder), **scores, **about}, as_json, scored, *notes)
 
 
 def _draw_curve(trained: TrainedRun) -> None:
@@ -183,40 +201,3 @@ def evaluate(
 
     trained = TrainedRun(run, data_dir)
     _score(trained, as_json, samples=samples, last=last, corruptions=corruptions)
-
-
-def predict(
-    run: opt.RunFolder,
-    files: Annotated[list[Path], typer.Argument(help="Image files.")],
-    samples: opt.RunSamples = None,
-    data_dir: opt.DataDir = None,
-    as_json: opt.Json = False,
-) -> None:
-    """Classify image files and say how sure the network is and where its uncertainty comes from.
-
-    *Epistemic* uncertainty means that the network has not seen enough images of this kind; *aleatoric*,
-    that the image itself is ambiguous. Both are in nats.
-    """
-    import torch
-
-    from torchbayes.data import read_image
-    from torchbayes.data.transform import Normalise
-    from torchbayes.experiments.trained_run import TrainedRun
-    from torchbayes.predict.results import ClassPredictive
-
-    trained = TrainedRun(run, data_dir)
-    if len(trained.data.shape) != 3:
-        raise ValueError(f"{run} was trained on {trained.data.name}, which has no images")
-    trained.require_classes("predict names classes")
-    images = torch.stack([read_image(file, trained.data.shape) for file in files])
-    normalise = Normalise(trained.data.mean, trained.data.std)
-    result = trained.predict(normalise(images, torch.Generator()), samples)
-    assert isinstance(result, ClassPredictive)
-    measures = ("confidence", "entropy", "aleatoric", "epistemic")
-    rows = [
-        {"file": str(file), "class": trained.data.classes[int(result.prediction[i])]}
-        | {name: float(getattr(result, name)[i]) for name in measures}
-        for i, file in enumerate(files)
-    ]
-    cells = ([v if isinstance(v, str) else f"{v:.3f}" for v in r.values()] for r in rows)
-    answer(rows, as_json, table(None, rows[0], cells, left=2))

@@ -9,10 +9,12 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 __all__ = [
     "LostProcessError",
@@ -24,6 +26,7 @@ __all__ = [
     "in_group",
     "process_group",
     "rank",
+    "refuse_averaging",
     "sum_packed",
     "world_size",
 ]
@@ -72,6 +75,21 @@ def rank() -> int:
 def world_size() -> int:
     """Return the number of processes."""
     return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def refuse_averaging(module: nn.Module, _args: Any) -> None:
+    """Raise a `RuntimeError` if `DistributedDataParallel` calls the module: a forward pre-hook.
+
+    It averages gradients over processes whose weights differ, because each has draws or noise of its own.
+    """
+    active = DistributedDataParallel._active_ddp_module
+    if world_size() > 1 and (active is not None or isinstance(module, DistributedDataParallel)):
+        raise RuntimeError(
+            f"DistributedDataParallel averages the gradients of {type(module).__name__} over processes whose "
+            "weights differ, because each draws its own noise: call the plain module; VOGN, IVON and Noisy "
+            "K-FAC average over processes themselves, and samplers run one chain per process, or one for all "
+            "if each gets a generator with the same seed"
+        )
 
 
 def barrier() -> None:

@@ -31,6 +31,7 @@ __all__ = [
     "PosteriorFileError",
     "append_line",
     "atomic_path",
+    "checksum",
     "json_checksum",
     "read_header",
     "read_tensor_file",
@@ -165,7 +166,7 @@ def _bytes(tensor: Tensor) -> memoryview:
     return data
 
 
-def _checksum(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> int:
+def checksum(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> int:
     """Return a CRC of all that a reader relies on: the header, and every tensor's name, type and content."""
     described = {key: value for key, value in header.items() if key != "crc32"}
     crc = zlib.crc32(json.dumps(described, sort_keys=True).encode())
@@ -189,7 +190,7 @@ def write_tensor_file(path: Path, tensors: Mapping[str, Tensor], header: Mapping
     # `shapes` is also the order of the tensors, which a safetensors file does not keep.
     shapes = {name: list(tensor.shape) for name, tensor in plain.items()}
     whole: dict[str, Any] = {**header, "torchbayes": __version__, "shapes": shapes}
-    whole["crc32"] = _checksum(whole, plain)
+    whole["crc32"] = checksum(whole, plain)
     # The widest types first, so that every tensor is aligned.
     order = sorted(plain, key=lambda name: (-plain[name].element_size(), name))
     entries: dict[str, Any] = {"__metadata__": {"torchbayes": json.dumps(whole)}}
@@ -256,7 +257,7 @@ def read_tensor_file(
             f"torchbayes reads up to {version}: upgrade torchbayes"
         )
     shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
-    if header.get("shapes") != shapes or header.get("crc32") != _checksum(header, tensors):
+    if header.get("shapes") != shapes or header.get("crc32") != checksum(header, tensors):
         raise error_type(
             f"{path} is damaged: its tensors are not the ones its header describes; copy or train it again"
         )

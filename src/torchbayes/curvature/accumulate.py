@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from torchbayes.core.workspace import Workspace
 
 if TYPE_CHECKING:
     from torchbayes.curvature.capture import Tracker
 
-__all__ = ["CHUNK", "Record", "Use", "Uses", "VectorRecord", "on_gradient", "wide"]
+__all__ = ["CHUNK", "Record", "Use", "Uses", "VectorRecord", "wide"]
 
 CHUNK = 2**20
 """Number of entries that a kept buffer holds, unless one example needs more."""
@@ -33,16 +34,6 @@ CHUNK = 2**20
 def wide(tensor: Tensor) -> Tensor:
     """Convert to at least single precision: squares of half-precision numbers over- and underflow."""
     return tensor.float() if tensor.dtype.itemsize < 4 else tensor
-
-
-def on_gradient(output: Tensor, then: Callable[[Tensor], None]) -> None:
-    """Call `then` with the gradient of `output` when it arrives, without a graph and unseen by modes."""
-
-    def arrived(gradient: Tensor) -> None:
-        with torch._C.DisableTorchFunction(), torch.no_grad():
-            then(gradient)
-
-    output.register_hook(arrived)
 
 
 def _add_squares(gradients: Tensor, total: Tensor) -> None:
@@ -85,11 +76,12 @@ class VectorRecord(Record):
     Args:
         target: The weight.
         gradients: Its gradients, of shape (examples, *weight).
+        beside: For the bias of a linear map or convolution, the weight that is used with it.
     """
 
-    def __init__(self, target: Tensor, gradients: Tensor) -> None:
+    def __init__(self, target: Tensor, gradients: Tensor, beside: Tensor | None = None) -> None:
         super().__init__(target, gradients.shape[0])
-        self.gradients = gradients
+        self.gradients, self.beside = gradients, beside
 
     def per_example(self, start: int, stop: int) -> Tensor:
         """Return rows of the kept gradients."""
@@ -106,7 +98,9 @@ class VectorRecord(Record):
         kept = [r.gradients for r in records if isinstance(r, VectorRecord)]
         if len(kept) < len(records):
             return None
-        return cls(records[0].target, torch.stack(kept).sum(0))
+        weights = {id(r.beside): r.beside for r in records if isinstance(r, VectorRecord)}
+        beside = weights.popitem()[1] if len(weights) == 1 else None
+        return cls(records[0].target, torch.stack(kept).sum(0), beside)
 
 
 class Use:
@@ -142,32 +136,53 @@ class Uses:
 
     Args:
         tracker: Knowledge of the tensors.
+        keeps: Keep the records of a backward pass in `records` instead of adding their squares, and allow
+            several passes through one graph. Rules then use the plain torch function and hooks alone, so
+            that a pass to `edges` computes no gradient of a weight. The record of a weight's only use goes
+            to `receiver` at once, if there is one, and is not kept.
 
     Attributes:
-        examples: Number of examples of all backward passes of the block.
-        seen: Ids of the weights that were used at all.
+        passes: Weight of the loss, if known, and number of examples of each backward pass since `restart`.
+        weight: Weight of the loss of the next backward pass, if known.
+        seen: Ids of the weights that were used at all in the block.
         scratch: Buffers for the rules.
+        records: The records of the last backward pass, if they are kept.
+        edges: Where the graph must be differentiated to give every use its record.
     """
 
-    def __init__(self, tracker: Tracker) -> None:
-        self.tracker = tracker
+    def __init__(self, tracker: Tracker, keeps: bool = False) -> None:
+        self.tracker, self.keeps = tracker, keeps
+        self.receiver: Callable[[Record], None] | None = None
         self.scratch = Workspace()
         self._totals: dict[int, Tensor] = {}
+        self.restart()
         self.clear()
 
-    def clear(self) -> None:
-        """Start a block; buffers are kept."""
-        self.examples = 0
-        self.seen: set[int] = set()
+    def restart(self) -> None:
+        """Start sums; buffers are kept."""
+        self.passes: list[tuple[float | None, float]] = []
         self._written: set[int] = set()
+
+    def clear(self) -> None:
+        """Start a block, which continues the sums."""
+        self.seen: set[int] = set()
+        self.weight: float | None = None
         self._pass_examples: int | None = None
         self._pending: dict[int, int] = {}
         self.drop()
 
     def drop(self) -> None:
         """Release the graph's tensors."""
+        self.records: list[Record] = []
+        self.edges: dict[GradientEdge, None] = {}
         self._deferred: list[Record] = []
         self._deferred_roots: set[int] = set()
+
+    @property
+    def stale(self) -> bool:
+        """Whether the gradients that the sums belong to have been cleared."""
+        weights = self.tracker.weights
+        return bool(self._written) and all(weights[key].grad is None for key in self._written)
 
     def total(self, parameter: Tensor) -> Tensor | None:
         """Return the sum of squares of a weight; None if it was not used."""
@@ -180,6 +195,17 @@ class Uses:
             self._pending[key] = self._pending.get(key, 0) + 1
             self.seen.add(key)
         return Use(self, target)
+
+    def on_gradient(self, output: Tensor, then: Callable[[Tensor], None]) -> None:
+        """Call `then` with the gradient of `output` when it arrives, without a graph and unseen by modes."""
+
+        def arrived(gradient: Tensor) -> None:
+            with torch._C.DisableTorchFunction(), torch.no_grad():
+                then(gradient)
+
+        output.register_hook(arrived)
+        if self.keeps:  # of the output as it is now: an in-place function may follow
+            self.edges[get_gradient_edge(output)] = None
 
     def sink(self, target: Tensor) -> tuple[Tensor, bool]:
         """Return where to add squared gradients of a weight, and whether to overwrite instead."""
@@ -197,13 +223,17 @@ class Uses:
 
     def defer(self, record: Record) -> None:
         """Keep a record until the end of the backward pass."""
+        key = id(record.target)
+        if self.receiver is not None and key in self.tracker.weights and self._pending[key] == 1:
+            self.receiver(record)
+            return
         self._deferred.append(record)
         self._deferred_roots.update(id(r) for r in self.tracker.roots(record.target))
 
     def begin(self, use: Use, examples: int) -> bool:
         """Count a use as differentiated; return whether it is the weight's only one."""
         target = use.target
-        if use.done:
+        if use.done and not self.keeps:
             raise ValueError(
                 f"{self.tracker.describe(target)} was differentiated twice through one forward pass: add the "
                 "losses up and call backward() once"
@@ -217,6 +247,8 @@ class Uses:
                 f"{self.tracker.describe(target)} saw {examples} examples in a backward pass in which "
                 f"another layer saw {self._pass_examples}: every layer must see all examples of the batch"
             )
+        if self.keeps:
+            return False
         key = id(target)
         unique = key in self.tracker.weights and self._pending[key] == 1
         for root in self.tracker.roots(target):
@@ -228,8 +260,12 @@ class Uses:
         assert self._pass_examples is not None
         examples, self._pass_examples = self._pass_examples, None
         records = self._deferred
-        self.drop()
-        self.examples += examples
+        self._deferred, self._deferred_roots = [], set()
+        self.passes.append((self.weight, examples))
+        self.weight = None
+        if self.keeps:
+            self.records = records
+            return
         with torch._C.DisableTorchFunction(), torch.no_grad():
             for group in self._connected(records):
                 self._add(group, examples)

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from torchbayes.core.batch import check_mean_loss
-from torchbayes.curvature.accumulate import Record, Uses, on_gradient
+from torchbayes.core.batch import LossWeights, is_plain_backward, uncompiled
+from torchbayes.curvature.accumulate import Record, Uses
 from torchbayes.curvature.composite import opened
 from torchbayes.curvature.derived import Derived
 from torchbayes.curvature.factors import FactorSums
@@ -199,8 +199,8 @@ class Capture(TorchFunctionMode):
 
     Inside `with capture.block():` run forward and backward passes as usual; ordinary gradients arrive in
     `.grad` as usual. Afterwards `squares(p)` is the mean over examples of the squared gradient of one
-    example's loss. All backward passes of a block together are treated as those of one mean loss, so
-    micro-batches weighted by their share of the batch are exact.
+    example's loss. All backward passes of a block, and of later blocks that continue it, are together those
+    of one mean loss: pieces of a batch whose losses are weighted by their share of it are exact.
 
     Args:
         model: The network; the first dimension of its first input counts the examples.
@@ -242,33 +242,62 @@ class Capture(TorchFunctionMode):
         """Functions and weights for which the generic rule is known to work."""
         self.unscaled: float | None = None
         """Factor by which a `GradScaler` has unscaled the gradients inside the block, if it has."""
+        self.losses = LossWeights()
+        """The losses that were differentiated."""
 
     @contextmanager
-    def block(self) -> Iterator[None]:
-        """Watch the passes inside; after an exception nothing of them is kept."""
-        self._clear()
+    def block(self, *, fresh: bool = True, examples: int | None = None) -> Iterator[None]:
+        """Watch the passes inside; after an exception nothing is kept.
+
+        Args:
+            fresh: Whether to start new sums rather than to continue those of the last block.
+            examples: Number of examples of which the block's loss is the mean; if None, those that the model
+                was called with.
+        """
+        if fresh:
+            self.restart()
+        self.unscaled = None
+        self.uses.clear()
         self.tracker.begin(self.model)
         mark_gradients(self.tracker.weights.values())
-        handle = self.model.register_forward_pre_hook(
-            lambda _module, args, kwargs: self.tracker.saw_inputs((args, kwargs)), with_kwargs=True
-        )
+        handle = self.model.register_forward_pre_hook(self._called, with_kwargs=True)
+        rows = {key: sums.rows for key, sums in self.factors.items()}
+        self._before = len(self.uses.passes)
         try:
-            with self:
+            with uncompiled(), self:
                 yield
             self._check_seen()
         except BaseException:
-            self._clear()
+            self.restart()
             raise
         finally:
             handle.remove()
             self.tracker.forget()
             self.uses.drop()
+        self._count(rows, examples)
 
-    def _clear(self) -> None:
-        self.unscaled = None
-        self.uses.clear()
+    def restart(self) -> None:
+        """Start new sums, possibly in the middle of a block."""
+        self._before = 0
+        self.losses = LossWeights()
+        self.uses.restart()
         for sums in self.factors.values():
-            sums.rows = 0
+            sums.restart()
+
+    def _called(self, _module: nn.Module, args: Any, kwargs: Any) -> None:
+        self.losses.calls += 1
+        self.tracker.saw_inputs((args, kwargs))
+
+    def _count(self, rows: dict[int, int], examples: int | None) -> None:
+        """Count the examples of the block that ends."""
+        passes, before = self.uses.passes, self._before
+        seen = sum(n for _, n in passes[before:])
+        if examples is not None and seen:
+            passes[before:] = [(weight, n * examples / seen) for weight, n in passes[before:]]
+            seen = examples
+        for key, sums in self.factors.items():
+            if sums.rows > rows[key] or (sums.rows and not sums.examples):
+                sums.examples += seen
 
     def _check_seen(self) -> None:
         """Raise a `ValueError` if a weight got a gradient from a use that the mode has not seen."""
@@ -276,16 +305,30 @@ class Capture(TorchFunctionMode):
             if key not in self.uses.seen and p.requires_grad and has_new_gradient(p):
                 raise ValueError(
                     f"{self.tracker.describe(p)} has a gradient but torchbayes did not see where it was "
-                    "used: call the plain module, neither scripted nor compiled, and checkpoint activations "
+                    "used: call the plain module, not a scripted one, and checkpoint activations "
                     "with use_reentrant=False"
                 )
 
     # Results.
 
     @property
-    def examples(self) -> int:
-        """Number of examples of all backward passes of the last block."""
-        return self.uses.examples
+    def examples(self) -> float:
+        """Number of examples of all backward passes."""
+        return sum(n for _, n in self.uses.passes)
+
+    @property
+    def effective_examples(self) -> float:
+        """Factor M that makes Σᵢ (cᵢ∇ℓᵢ)², with the losses' weights cᵢ, a mean of squares: (Σc)²/Σc².
+
+        It is the number of examples if all have the same weight. A mean over n examples of weight w has
+        cᵢ = w/n; where a weight is not known, all examples are taken to have the same.
+        """
+        passes = self.uses.passes
+        weights = [weight for weight, _ in passes]
+        if len(passes) == 1 or any(weight is None for weight in weights):
+            return self.examples
+        total = sum(weight or 0.0 for weight in weights)
+        return total**2 / sum((weight or 0.0) ** 2 / n for weight, n in passes)
 
     @property
     def largest_batch(self) -> int:
@@ -295,7 +338,7 @@ class Capture(TorchFunctionMode):
     def squares(self, parameter: Tensor) -> Tensor | None:
         """Return the mean over examples of squared gradients; None if the weight was not used."""
         total = self.sum_of_squares(parameter)
-        return None if total is None else total * self.examples
+        return None if total is None else total * self.effective_examples
 
     def sum_of_squares(self, parameter: Tensor) -> Tensor | None:
         """Return Σᵢ (∇ℓᵢ / M)² in a buffer that the next block overwrites; None if the weight is unused."""
@@ -312,8 +355,11 @@ class Capture(TorchFunctionMode):
         if func in _PLAIN:
             return func(*args, **kwargs)
         if func is Tensor.backward:
-            if self.tracker.batch is not None:
-                check_mean_loss(args[0], self.tracker.batch)
+            if self.uses.stale:
+                self.restart()
+            if is_plain_backward(func, kwargs):
+                weight = self.losses.add(args[0], self.tracker.batch)
+                self.uses.weight = None if weight is None else weight.nominal
             return func(*args, **kwargs)
         if func is _UNSCALE:
             return self._unscale(*args, **kwargs)
@@ -381,7 +427,7 @@ class Capture(TorchFunctionMode):
     def watch(self, output: Tensor, target: Tensor, record: Callable[[Tensor], Record]) -> None:
         """Note a use of a weight, whose record is made from the output's gradient when it arrives."""
         use = self.uses.use(target)
-        on_gradient(output, lambda gradient: use.arrived(record(gradient)))
+        self.uses.on_gradient(output, lambda gradient: use.arrived(record(gradient)))
 
     def _unscale(self, gradients: Any, found_inf: Tensor, inv_scale: Tensor) -> None:
         own = {id(p.grad) for p in self.tracker.weights.values() if p.grad is not None}

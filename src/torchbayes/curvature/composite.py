@@ -1,8 +1,7 @@
 """Functions that torch runs as a whole, taken apart so that a mode sees the linear maps inside them.
 
 `torch.nn.functional.multi_head_attention_forward` and similar functions pass themselves to an active mode as
-a whole. A copy of such a function for which no mode is active runs its body instead, and the mode then sees
-the linear maps inside, with the dropout masks, shapes and flags that were actually used.
+a whole; `opened` runs their bodies instead, with the dropout masks, shapes and flags that were actually used.
 
 A whole LSTM, GRU or RNN is one function in C++. Here it is run step by step instead, in torch's order of
 operations, so that the rule for linear maps sees every use of every weight, whatever the direction,
@@ -11,35 +10,22 @@ projection or dropout.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
-from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from torchbayes.core.opened import opened
+
 if TYPE_CHECKING:
     from torchbayes.curvature.capture import Capture
 
 __all__ = ["CELLS", "LAYERS", "opened", "recurrent", "recurrent_cell"]
 
-_CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
-
 State = tuple[Tensor, ...]
 Step = Callable[[Tensor, State, Sequence[Tensor | None]], State]
-
-
-@functools.cache
-def opened(func: Callable[..., Any]) -> Callable[..., Any] | None:
-    """Copy a Python function of `torch.nn.functional` so that modes see inside; None for any other."""
-    if not isinstance(func, FunctionType) or func.__module__ != "torch.nn.functional":
-        return None
-    scope = func.__globals__ | dict.fromkeys(_CHECKS, lambda *_: False)
-    copy = FunctionType(func.__code__, scope, func.__name__, func.__defaults__, func.__closure__)
-    copy.__kwdefaults__ = func.__kwdefaults__
-    return copy
 
 
 # A step takes the input's share of the gates, the state and the recurrent weights (W, b, and the projection

@@ -22,7 +22,7 @@ from torch.autograd.function import once_differentiable
 
 from torchbayes.core.autocast import no_autocast
 from torchbayes.core.workspace import Workspace
-from torchbayes.curvature.accumulate import CHUNK, Record, Use, VectorRecord, on_gradient, wide
+from torchbayes.curvature.accumulate import CHUNK, Record, Use, VectorRecord, wide
 from torchbayes.curvature.linear import (
     PAIRS_UP_TO,
     add_both,
@@ -117,6 +117,9 @@ class ConvRecord(Record):
         g: Gradient of the output; for a transposed one, its input.
         geometry: Geometry of the convolution that is not transposed.
         scratch: Source of buffers.
+
+    Attributes:
+        swapped: Whether the convolution is a transposed one.
     """
 
     def __init__(
@@ -124,6 +127,7 @@ class ConvRecord(Record):
     ) -> None:
         super().__init__(target, x.shape[0])
         self.x, self.g, self.geometry, self.scratch = wide(x), wide(g), geometry, scratch
+        self.swapped = False
 
     def patches(self) -> _Patches:
         """Return the input's patches."""
@@ -192,6 +196,15 @@ class ConvRecord(Record):
         return positions >= 256 and self.target.numel() <= 10_000 and channels >= 8
 
 
+def _record(use: Use, x: Tensor, g: Tensor, at: Geometry) -> ConvRecord:
+    """Make the record of a use; in a transposed convolution, input and gradient swap their roles."""
+    first, second = (g, x) if at.transposed else (x, g)
+    plain = Geometry(at.stride, at.padding, at.dilation, at.groups)
+    record = ConvRecord(use.target, first, second, plain, use.uses.scratch)
+    record.swapped = at.transposed
+    return record
+
+
 class _Conv(torch.autograd.Function):
     """A convolution whose backward pass computes the weight's gradient per example."""
 
@@ -219,10 +232,7 @@ class _Conv(torch.autograd.Function):
                 grad_b = sums.sum(0).to(g.dtype)
                 if ctx.bias_use is not None:
                     ctx.bias_use.arrived(VectorRecord(ctx.bias_use.target, sums))
-            # In a transposed convolution, input and output gradient swap their roles.
-            first, second = (g, x) if at.transposed else (x, g)
-            plain = Geometry(at.stride, at.padding, at.dilation, at.groups)
-            record = ConvRecord(use.target, first, second, plain, use.uses.scratch)
+            record = _record(use, x, g, at)
             grad_w: Tensor | None = None
             if not use.begin(record.examples):
                 use.defer(record)
@@ -258,27 +268,29 @@ def _apply(
     tracker.check_examples(x.shape[0], first)
     bias_use = None if shift is None else capture.uses.use(shift)
     factors = None if target is None else capture.factors.get(id(target))
-    if target is not None and factors is None:
+    if target is not None and factors is None and not capture.uses.keeps:
         tensors = autocast_tensors(x, weight, bias)
         return _Conv.apply(*tensors, at, capture.uses.use(target), bias_use)  # type: ignore[no-any-return, no-untyped-call]
     output = func(*args)
-    factor_use = None if target is None else capture.uses.use(target)
+    weight_use = None if target is None else capture.uses.use(target)
     data = x.detach()
 
     def arrived(gradient: Tensor) -> None:
         g = wide(gradient).flatten(2)
-        if factor_use is not None and factors is not None:
-            factor_use.begin(len(g))
-            record = ConvRecord(factor_use.target, data, gradient, at, capture.uses.scratch)
+        if weight_use is not None and factors is None:
+            weight_use.arrived(_record(weight_use, data, gradient, at))
+        elif weight_use is not None and factors is not None:
+            weight_use.begin(len(g))
+            record = ConvRecord(weight_use.target, data, gradient, at, capture.uses.scratch)
             columns = record.patches().of(0, len(g))
             factors.add(columns.transpose(1, 2), g.transpose(1, 2))
         if bias_use is not None:
             if factors is not None and factors.bias is bias_use.target:
                 bias_use.begin(len(g))
             else:
-                bias_use.arrived(VectorRecord(bias_use.target, g.sum(2)))
+                bias_use.arrived(VectorRecord(bias_use.target, g.sum(2), target))
 
-    on_gradient(output, arrived)
+    capture.uses.on_gradient(output, arrived)
     return output
 
 

@@ -28,15 +28,19 @@ class FactorSums:
     Attributes:
         inputs: Σ a aᵀ over examples and positions.
         outputs: Σ (g/M)(g/M)ᵀ: the gradients are those of a mean over M examples.
-        rows: Number of examples times positions; 0 if the layer was not used. Setting it to 0 starts
-            again, in the same buffers.
+        rows: Number of examples times positions; 0 if the layer was not used.
+        examples: Number of examples of the blocks in which the layer was used.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.weight, self.bias = weight, bias
         self.inputs: Tensor | None = None
         self.outputs: Tensor | None = None
-        self.rows = 0
+        self.restart()
+
+    def restart(self) -> None:
+        """Start again, in the same buffers."""
+        self.rows, self.examples = 0, 0.0
 
     def add(self, x: Tensor, g: Tensor) -> None:
         """Add one use of the layer.

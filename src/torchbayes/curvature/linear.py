@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 
 from torchbayes.core.autocast import no_autocast
 from torchbayes.core.workspace import Workspace
-from torchbayes.curvature.accumulate import CHUNK, Record, Use, VectorRecord, on_gradient, wide
+from torchbayes.curvature.accumulate import CHUNK, Record, Use, VectorRecord, wide
 
 if TYPE_CHECKING:
     from torchbayes.curvature.capture import Capture
@@ -215,7 +215,8 @@ def linear(
     tracker.check_examples(shape[0], target, shift)
     bias_use = None if shift is None else capture.uses.use(shift)
     factors = None if target is None else capture.factors.get(id(target))
-    if target is not None and factors is None and shape[1] > PAIRS_UP_TO:
+    apart = factors is None and shape[1] > PAIRS_UP_TO and not capture.uses.keeps
+    if target is not None and apart:
         tensors = autocast_tensors(input, weight, bias)
         output: Tensor = _SequenceLinear.apply(*tensors, capture.uses.use(target), batch)  # type: ignore[no-untyped-call]
         target = None
@@ -236,8 +237,8 @@ def linear(
             if factors is not None and factors.bias is bias_use.target:
                 bias_use.begin(len(g))
             else:
-                bias_use.arrived(VectorRecord(bias_use.target, wide(g).sum(1)))
+                bias_use.arrived(VectorRecord(bias_use.target, wide(g).sum(1), target))
 
     if weight_use is not None or bias_use is not None:
-        on_gradient(output, arrived)
+        capture.uses.on_gradient(output, arrived)
     return output

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from torchbayes.curvature.accumulate import CHUNK, Record, VectorRecord, on_gradient, wide
+from torchbayes.curvature.accumulate import CHUNK, Record, VectorRecord, wide
 
 if TYPE_CHECKING:
     from torchbayes.curvature.capture import Capture
@@ -52,7 +52,7 @@ def _affine(
         for use, rule in uses:
             use.arrived(VectorRecord(use.target, rule(g).view(-1, *use.target.shape)))
 
-    on_gradient(output, arrived)
+    capture.uses.on_gradient(output, arrived)
     return output
 
 

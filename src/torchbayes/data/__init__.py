@@ -12,11 +12,13 @@ from torchbayes.data.corruptions import CORRUPTIONS, corrupt
 from torchbayes.data.dataset import DataSet, Split
 from torchbayes.data.datasets import DATASETS, DataEntry, load_data, make_loader
 from torchbayes.data.folder import ImageFolder
+from torchbayes.data.foreign import ForeignLoader
 from torchbayes.data.images import read_image
 from torchbayes.data.loader import BatchLoader
 from torchbayes.data.ood import OutOfDistribution, noise_for, ood_for
 from torchbayes.data.source import DataError
 from torchbayes.data.stream import StreamLoader
+from torchbayes.data.table_encoding import TableEncoding
 from torchbayes.data.transform import Chain, Normalise, PadCropFlip
 
 __all__ = [
@@ -27,6 +29,7 @@ __all__ = [
     "DataEntry",
     "DataError",
     "DataSet",
+    "ForeignLoader",
     "ImageFolder",
     "Inputs",
     "Normalise",
@@ -34,6 +37,7 @@ __all__ = [
     "PadCropFlip",
     "Split",
     "StreamLoader",
+    "TableEncoding",
     "batch_len",
     "call",
     "corrupt",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,6 +13,10 @@ from torch import Tensor
 from torchbayes.data.folder import ImageFolder
 from torchbayes.data.source import DataError
 from torchbayes.data.transform import PadCropFlip
+
+if TYPE_CHECKING:
+    from torchbayes.data.table import Table
+    from torchbayes.data.table_encoding import TableEncoding
 
 __all__ = ["DataSet", "Split", "hold_out"]
 
@@ -62,6 +67,8 @@ class DataSet:
         augment: The usual augmentation for these data, or None.
         truth: For a regression, the noise-free curve if it is known, or None.
         note: Origin of the data and any processing.
+        table: For a table, its rows and columns, or None.
+        encoding: For a table, how its columns became inputs and its target was scaled, or None.
     """
 
     name: str
@@ -75,6 +82,8 @@ class DataSet:
     augment: PadCropFlip | None = None
     truth: Callable[[Tensor], Tensor] | None = None
     note: str = ""
+    table: Table | None = None
+    encoding: TableEncoding | None = None
 
     def __post_init__(self) -> None:
         if not self.classes:
@@ -105,6 +114,20 @@ class DataSet:
         """Number of training examples, excluding those held out for validation."""
         return len(self.train)
 
+    def divided(self, train: Tensor, validation: Tensor | None = None) -> DataSet:
+        """Return the data set with only some of its training examples.
+
+        A table is encoded anew, because its encoding is fitted to the training rows alone.
+
+        Args:
+            train: Positions in the training split of the examples to keep.
+            validation: Positions of those for validation, or None to leave validation as it is.
+        """
+        if self.table is not None:
+            return self.table.divided(train, validation).dataset()
+        held = self.validation if validation is None else self.train.subset(validation)
+        return replace(self, train=self.train.subset(train), validation=held)
+
 
 def hold_out(data: DataSet, validation: float | int, seed: int) -> DataSet:
     """Move examples from the training split into a validation split.
@@ -133,4 +156,4 @@ def hold_out(data: DataSet, validation: float | int, seed: int) -> DataSet:
     order = torch.randperm(size, generator=torch.Generator().manual_seed(seed))
     # Sorted, so that both splits keep the order of their source files.
     kept, held = order[: size - count].sort().values, order[size - count :].sort().values
-    return replace(data, train=data.train.subset(kept), validation=data.train.subset(held))
+    return data.divided(kept, held)

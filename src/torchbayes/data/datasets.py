@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,10 @@ from torchbayes.data.mnist import FASHION_MNIST, MNIST, load_fashion_mnist, load
 from torchbayes.data.source import Source, find
 from torchbayes.data.stream import StreamLoader
 from torchbayes.data.svhn import SVHN, load_svhn
+from torchbayes.data.table import TEST_SHARE, load_table
+from torchbayes.data.table_encoding import TableEncoding
 from torchbayes.data.transform import Chain, Normalise, Transform
+from torchbayes.data.uci import GAL, UCI, load_uci
 
 __all__ = ["DATASETS", "DataEntry", "load_data", "make_loader"]
 
@@ -47,6 +50,10 @@ class DataEntry:
     def available(self, data_dir: str | Path | None = None) -> bool:
         """Whether the data are on this machine, so that loading needs no download."""
         return self.source is None or find(self.source, data_dir) is not None
+
+
+def _load_uci(name: str, data_dir: str | Path | None, download: bool) -> DataSet:
+    return load_uci(name, data_dir)
 
 
 _SKLEARN = "https://scikit-learn.org/stable/datasets.html"
@@ -82,6 +89,14 @@ DATASETS: dict[str, DataEntry] = {
             "svhn", "99,289 house numbers, 32 × 32 colour",
             "http://ufldl.stanford.edu/housenumbers/", load_svhn, SVHN, ood="cifar10",
         ),
+        *(
+            DataEntry(
+                name, "UCI table for regression, random test rows" if name == "uci:airfoil"
+                else "UCI table for regression with Gal's splits",
+                GAL, partial(_load_uci, name), source,
+            )
+            for name, source in UCI.items()
+        ),
     )
 }  # fmt: skip
 
@@ -90,12 +105,16 @@ def load_data(
     name: str, *, data_dir: str | Path | None = None, download: bool = True,
     validation: float | int = 0.0, seed: int = 0,
     size: int | None = None, stream: bool | None = None,
+    target: str | int | None = None, task: str | None = None, drop: Sequence[str | int] = (),
+    split: str | int | Path | None = None, test_share: float | None = None,
+    encoding: TableEncoding | None = None,
 ) -> DataSet:  # fmt: skip
-    """Load a data set by name, or build one from a folder of images.
+    """Load a data set by name, or build one from a folder of images or a table.
 
     Args:
-        name: A name in `DATASETS`, `folder:PATH`, or the path of a folder with a subfolder of
-            images for each class (or with such `train` and `test` or `val` folders).
+        name: A name in `DATASETS`, `table:FILE` for a table in a text file, `folder:PATH`, or the path
+            of a folder with a subfolder of images for each class (or with such `train` and `test` or `val`
+            folders).
         data_dir: Folder that already has the files; by default the one named by TORCHBAYES_DATA.
             Data sets it does not have are taken from the cache of earlier downloads.
         download: Whether files missing on this machine may be downloaded (to the cache).
@@ -103,6 +122,14 @@ def load_data(
         seed: Seed of the choice of held-out examples.
         size: For a folder: side that images are resized to; None derives it from the images.
         stream: For a folder: whether images are decoded at each use; None decides by their total size.
+        target: For a table: column to predict, by its name, or by its number from 0 or, negative, from the
+            end; None for the last one.
+        task: For a table: classification or regression; None finds it from the target.
+        drop: For a table: columns to leave out.
+        split: For a table: seed of the random choice of test rows, or a file with their numbers from 0;
+            for `uci:…`, the number of the published split. None is 0, `"seed"` is the value of `seed`.
+        test_share: For a table: share of the rows to test on, 0.2 if None.
+        encoding: For a table: encoding of an earlier run, to use instead of fitting one.
 
     Raises:
         ValueError: If no data set has that name.
@@ -113,23 +140,47 @@ def load_data(
         >>> data.train_size, len(data.validation), len(data.test), data.shape
         (1212, 135, 450, (1, 8, 8))
     """
+    folders = {"size": size, "stream": stream}
+    tables = {"target": target, "task": task, "drop": drop or None, "test_share": test_share}
+    which = seed if split == "seed" else 0 if split is None else split
     entry = DATASETS.get(name)
-    if entry is not None:
-        for option, value in (("size", size), ("stream", stream)):
-            if value is not None:
-                raise ValueError(
-                    f"{option}={value} is for folders of images and {name!r} is not one: leave it out"
-                )
+    if name.startswith("table:"):
+        _refuse(name, "folders of images", folders)
+        data = load_table(
+            name.removeprefix("table:"), target=target, task=task, drop=drop, split=which,
+            test_share=TEST_SHARE if test_share is None else test_share, encoding=encoding,
+        )  # fmt: skip
+    elif name in UCI:
+        _refuse(name, "folders of images", folders)
+        _refuse(name, "tables of your own", tables)
+        data = load_uci(name, data_dir, split=str(which), encoding=encoding)
+    elif entry is not None:
+        _refuse(name, "folders of images", folders)
+        _refuse(name, "tables", tables | {"split": split})
         data = entry.load(data_dir, download)
     elif name.startswith("folder:") or os.sep in name or Path(name).is_dir():
+        if Path(name).is_file():
+            raise ValueError(f"{name} is a file: give table:{name} for a table")
+        _refuse(name, "tables", tables | {"split": split})
         data = load_folder(name.removeprefix("folder:"), size=size, stream=stream)
     else:
         near = difflib.get_close_matches(name.lower(), DATASETS, n=1, cutoff=0.4)
         hint = f"did you mean {near[0]!r}" if near else f"the names are {', '.join(DATASETS)}"
+        if Path(name).is_file():
+            hint = f"for the file of that name give table:{name}"
         raise ValueError(
-            f"there is no data set {name!r}: {hint}, or give folder:PATH for a folder of images"
+            f"there is no data set {name!r}: {hint}, or give folder:PATH for a folder of images, table:FILE "
+            "for a table"
         )
     return hold_out(data, validation, seed)
+
+
+def _refuse(name: str, kind: str, options: Mapping[str, object]) -> None:
+    for option, value in options.items():
+        if value is not None:
+            raise ValueError(
+                f"{option}={value} is for {kind} and {name!r} is not one: leave it out"
+            )
 
 
 def make_loader(

@@ -12,7 +12,7 @@ from torch import Tensor
 from torchbayes.core.batch import Inputs, batch_len, map_tensors
 from torchbayes.data.order import EpochLoader
 
-__all__ = ["BatchLoader"]
+__all__ = ["BatchLoader", "WholeLoader"]
 
 
 class BatchLoader(EpochLoader):
@@ -31,6 +31,7 @@ class BatchLoader(EpochLoader):
         drop_last: Whether to drop an incomplete last batch.
         rank: Rank of this process.
         world_size: Number of processes that share each batch: rank r gets its r-th contiguous part.
+        weights: One weight per example, which a batch then has as its third entry; or None.
 
     Example:
         >>> loader = BatchLoader(torch.arange(5), None, 2, shuffle=False, seed=0)
@@ -41,7 +42,7 @@ class BatchLoader(EpochLoader):
     def __init__(
         self, inputs: Inputs, targets: Tensor | None, batch_size: int, *, shuffle: bool, seed: int,
         transform: Callable[[Any, torch.Generator], Any] | None = None,
-        drop_last: bool = False, rank: int = 0, world_size: int = 1,
+        drop_last: bool = False, rank: int = 0, world_size: int = 1, weights: Tensor | None = None,
     ) -> None:  # fmt: skip
         count = batch_len(inputs)
         super().__init__(count, batch_size, shuffle, seed, transform, drop_last, rank, world_size)
@@ -50,17 +51,69 @@ class BatchLoader(EpochLoader):
                 f"there are {self.num_examples} inputs but {len(targets)} targets: "
                 "give one target per example"
             )
+        if weights is not None and weights.shape != (self.num_examples,):
+            raise ValueError(
+                f"weights have shape {tuple(weights.shape)} for {self.num_examples} examples: give one "
+                "weight per example"
+            )
         self.inputs = inputs
         self.targets = targets
+        self.weights = weights
 
-    def _read(self, epoch: int, plan: Iterator[tuple[int, Tensor]]) -> Iterator[tuple[Any, Any]]:
+    def _read(self, epoch: int, plan: Iterator[tuple[int, Tensor]]) -> Iterator[tuple[Any, ...]]:
         generator = torch.Generator()
         for batch, index in plan:
             inputs = map_tensors(self.inputs, partial(_select, index=index))
             if self.transform is not None:
                 generator.manual_seed(self._augment_seed(epoch, batch))
                 inputs = self.transform(inputs, generator)
-            yield inputs, None if self.targets is None else _select(self.targets, index)
+            targets = None if self.targets is None else _select(self.targets, index)
+            if self.weights is None:
+                yield inputs, targets
+            else:
+                yield inputs, targets, _select(self.weights, index)
+
+
+class WholeLoader(EpochLoader):
+    """One batch per epoch, passed whole, of inputs that cannot be cut along the first dimension.
+
+    Args:
+        inputs: Any inputs of a model, such as the features and the adjacency matrix of a graph.
+        targets: Targets, one for each row of the model's outputs.
+        seed: Non-negative seed of the augmentation.
+        transform: Called with the inputs and a generator.
+        weights: One weight per target, or None.
+        world_size: Number of processes, which cannot share a batch: 1.
+
+    Example:
+        >>> graph = (torch.zeros(3, 4), torch.eye(3))
+        >>> loader = WholeLoader(graph, torch.tensor([0, 1, -100]), seed=0)
+        >>> len(loader), [len(inputs) for inputs, _ in loader]
+        (1, [2])
+    """
+
+    splits = False
+
+    def __init__(
+        self, inputs: Inputs, targets: Tensor, *, seed: int,
+        transform: Callable[[Any, torch.Generator], Any] | None = None,
+        weights: Tensor | None = None, world_size: int = 1,
+    ) -> None:  # fmt: skip
+        if world_size > 1:
+            raise ValueError(
+                f"{world_size} processes cannot share inputs that are passed whole: train with one process"
+            )
+        super().__init__(len(targets), len(targets), False, seed, transform, False, 0, 1)
+        self.inputs, self.targets, self.weights = inputs, targets, weights
+
+    def _read(self, epoch: int, plan: Iterator[tuple[int, Tensor]]) -> Iterator[tuple[Any, ...]]:
+        for batch, _ in plan:
+            inputs = self.inputs
+            if self.transform is not None:
+                seed = self._augment_seed(epoch, batch)
+                inputs = self.transform(inputs, torch.Generator().manual_seed(seed))
+            given = (inputs, self.targets)
+            yield given if self.weights is None else (*given, self.weights)
 
 
 def _select(tensor: Tensor, index: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from torchbayes.data.dataset import DataSet, Split
 from torchbayes.data.datasets import DATASETS
 from torchbayes.data.images import read_images
+from torchbayes.data.table_encoding import NumberColumn, TableEncoding
 
 __all__ = ["OutOfDistribution", "noise_for", "ood_for", "shuffle_patches"]
 
@@ -43,6 +45,9 @@ def ood_for(data: DataSet, data_dir: str | Path | None = None) -> OutOfDistribut
     - images: `patch-shuffled`, each cut into a grid whose tiles are permuted at random. Every image
       keeps its own pixels and strokes, so brightness and contrast reveal nothing, but it no longer
       shows an object;
+    - tables: `far rows`, whose numbers lie 4 to 6 standard deviations from the mean (the root of the mean
+      square over the columns) and whose levels come from random rows; without columns of numbers,
+      `shuffled rows`, with every column in an order of its own;
     - other inputs: `far points`, in random directions at 4 to 6 standard deviations from the mean.
 
     Both are fixed: every call returns the same inputs.
@@ -73,6 +78,8 @@ def ood_for(data: DataSet, data_dir: str | Path | None = None) -> OutOfDistribut
             f"the test images of {data.name}, each with the tiles of a grid in random order "
             "(a stand-in made without another data set)",
         )
+    if data.encoding is not None:
+        return _far_rows(inputs, data.encoding, data.name, generator)
     direction = torch.randn(inputs.shape, generator=generator)
     direction /= direction.flatten(1).norm(dim=1).view(-1, *[1] * (inputs.dim() - 1))
     radius = 4 + 2 * torch.rand(len(inputs), *[1] * (inputs.dim() - 1), generator=generator)
@@ -81,6 +88,39 @@ def ood_for(data: DataSet, data_dir: str | Path | None = None) -> OutOfDistribut
         (inputs.mean(0) + inputs.std(0) * radius * direction).to(inputs.dtype),
         f"points 4 to 6 standard deviations from the mean of {data.name} "
         "(a stand-in made without another data set)",
+    )
+
+
+def _far_rows(
+    inputs: Tensor, encoding: TableEncoding, name: str, generator: torch.Generator
+) -> OutOfDistribution:
+    """Return rows with numbers that no row has, and levels that rows do have."""
+    count, far, start = len(inputs), inputs.clone(), 0
+    numbers: list[int] = []
+    for column in encoding.columns:
+        # The inputs of a column belong together: a row has one level.
+        width = len(column.inputs)
+        other = torch.randperm(count, generator=generator)
+        far[:, start : start + width] = inputs[other, start : start + width]
+        if isinstance(column, NumberColumn) and column.std > 0:
+            numbers.append(start)
+        start += width
+    if not numbers:
+        return OutOfDistribution(
+            "shuffled rows",
+            far,
+            f"the test rows of {name}, each column in a random order of its own (a stand-in made without "
+            "another data set)",
+        )
+    direction = torch.randn(count, len(numbers), generator=generator)
+    direction *= math.sqrt(len(numbers)) / direction.norm(dim=1, keepdim=True)
+    radius = 4 + 2 * torch.rand(count, 1, generator=generator)
+    far[:, numbers] = radius * direction
+    return OutOfDistribution(
+        "far rows",
+        far,
+        f"rows whose numbers lie 4 to 6 standard deviations from the means of {name} (a stand-in made "
+        "without another data set)",
     )
 
 

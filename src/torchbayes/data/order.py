@@ -50,6 +50,9 @@ def share(count: int, rank: int, world_size: int) -> tuple[int, int]:
 class EpochLoader(ABC):
     """Base of the in-memory and the streaming loader: the plan of an epoch.
 
+    Attributes:
+        splits: Whether batches are slices of the data along the first dimension.
+
     Args:
         num_examples: Size of the data set, over all ranks.
         batch_size: Examples per global batch, which the ranks share.
@@ -59,7 +62,13 @@ class EpochLoader(ABC):
         drop_last: Whether to drop an incomplete last batch.
         rank: Rank of this process.
         world_size: Number of processes that share each batch.
+
+    Attributes:
+        doubt: Why a resumed run may see other batches than one that was never stopped; None if it cannot.
     """
+
+    doubt: str | None = None
+    splits = True
 
     def __init__(
         self, num_examples: int, batch_size: int, shuffle: bool, seed: int,
@@ -94,16 +103,17 @@ class EpochLoader(ABC):
         whole, rest = divmod(self.num_examples, self.batch_size)
         return whole if self.drop_last or not rest else whole + 1
 
-    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:
         """Iterate over the next epoch: the first iteration is epoch 0, then 1, and so on."""
         epoch, self.epoch = self.epoch, self.epoch + 1
         return self.batches(epoch)
 
-    def batches(self, epoch: int, start: int = 0) -> Iterator[tuple[Any, Any]]:
+    def batches(self, epoch: int, start: int = 0) -> Iterator[tuple[Any, ...]]:
         """Iterate over the `(inputs, targets)` of one epoch, from batch `start` on.
 
-        With `world_size` > 1 these are this rank's shares. The last share of an epoch is empty on
-        some ranks if the last batch has fewer examples than there are ranks.
+        A loader with weights of the examples gives them as a third entry. With `world_size` > 1 these are
+        this rank's shares. The last share of an epoch is empty on some ranks if the last batch has fewer
+        examples than there are ranks.
 
         Args:
             epoch: Number of the epoch, which determines order and augmentation.
@@ -116,6 +126,20 @@ class EpochLoader(ABC):
                 f"start is {start}: expected 0 to {len(self)}, the batches of an epoch"
             )
         return self._read(epoch, self._plan(epoch, start))
+
+    def peek(self) -> tuple[Any, Any]:
+        """Return the first batch of the first epoch."""
+        return next(iter(self.batches(0)))
+
+    def weight(self, batch: int, count: int) -> float:
+        """Return the fraction of a global batch that this process has.
+
+        Args:
+            batch: Number of the batch.
+            count: Examples of it that this process has.
+        """
+        first = batch * self.batch_size
+        return count / min(self.batch_size, self.num_examples - first)
 
     def _plan(self, epoch: int, start: int) -> Iterator[tuple[int, Tensor]]:
         """Yield the number of each batch and the indices of this rank's share."""
@@ -134,5 +158,5 @@ class EpochLoader(ABC):
         return mixed_seed(AUGMENT, self.seed, epoch, batch, self.rank)
 
     @abstractmethod
-    def _read(self, epoch: int, plan: Iterator[tuple[int, Tensor]]) -> Iterator[tuple[Any, Any]]:
+    def _read(self, epoch: int, plan: Iterator[tuple[int, Tensor]]) -> Iterator[tuple[Any, ...]]:
         """Read the batches at the plan's indices."""

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from torchbayes.core.batch import slice_batch, split_batch
+from torchbayes.core.batch import batch_weights, slice_batch, split_batch
 from torchbayes.data.order import EXAMPLE, EpochLoader, mixed_seed
 from torchbayes.data.source import DataError
 
-__all__ = ["StreamLoader"]
+__all__ = ["StreamLoader", "restored_generators"]
 
 
 class StreamLoader(EpochLoader):
@@ -31,7 +31,7 @@ class StreamLoader(EpochLoader):
     afterwards, so the draws do not depend on the workers or on where a run was resumed.
 
     Args:
-        dataset: Map-style data set of `(inputs, target)` or `inputs`.
+        dataset: Map-style data set of `inputs`, `(inputs, target)` or `(inputs, target, weight)`.
         batch_size: Examples per (global) batch.
         shuffle: Whether to draw a new random order for each epoch.
         seed: Non-negative seed of order and augmentation.
@@ -60,7 +60,7 @@ class StreamLoader(EpochLoader):
         self.dataset = dataset
         self.workers = workers
 
-    def _read(self, epoch: int, plan: Iterator[tuple[int, Tensor]]) -> Iterator[tuple[Any, Any]]:
+    def _read(self, epoch: int, plan: Iterator[tuple[int, Tensor]]) -> Iterator[tuple[Any, ...]]:
         jobs = (_Job(epoch, i.tolist(), self._augment_seed(epoch, batch)) for batch, i in plan)
         # batch_size=None: an "example" of this DataLoader is a whole batch, which its worker
         # transforms at once. The generator keeps it from drawing from torch's global one.
@@ -96,7 +96,7 @@ class _Batches(Dataset[Any]):
 
     def __getitem__(self, job: _Job) -> Any:
         examples = []
-        with _restored_generators():
+        with restored_generators():
             # An empty share keeps the shapes and types of the data: read any example, keep none.
             for index in job.indices or [0]:
                 seed = mixed_seed(EXAMPLE, self.seed, job.epoch, index)
@@ -109,14 +109,23 @@ class _Batches(Dataset[Any]):
                     return error
                 except OSError as error:
                     return DataError(f"example {index} of the data set could not be read: {error}")
-        inputs, targets = slice_batch(split_batch(default_collate(examples)), 0, len(job.indices))
+        try:
+            batch = default_collate(examples)
+        except (RuntimeError, TypeError) as error:
+            return DataError(
+                f"examples of the data set cannot be put into one batch ({str(error).splitlines()[0]}): pass "
+                "a DataLoader with a collate_fn of your own"
+            )
+        weights = batch_weights(batch)
+        given = split_batch(batch) if weights is None else (*split_batch(batch), weights)
+        inputs, *others = slice_batch(given, 0, len(job.indices))
         if self.transform is not None:
             inputs = self.transform(inputs, torch.Generator().manual_seed(job.seed))
-        return inputs, targets
+        return inputs, *others
 
 
 @contextmanager
-def _restored_generators() -> Iterator[None]:
+def restored_generators() -> Iterator[None]:
     """Restore the global generators after the block."""
     state = torch.get_rng_state(), np.random.get_state(), random.getstate()
     try:

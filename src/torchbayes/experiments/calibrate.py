@@ -12,7 +12,13 @@ All figures but thresholds and T are measured on the scored examples, to which n
 "coverage" is a share of examples (those whose set contains the true class; those that are answered),
 "mean_size" the number of classes per set, "empty" the share of empty sets. A threshold is null if it is
 infinite, a "risk" if nothing is answered. Sets and abstention use the predictions before temperature
-scaling: a scaling fitted to the same examples would void the guarantees.
+scaling: a scaling fitted to the same examples would void the guarantees. In a run on maps of classes, every
+position counts as an example, and at most 100,000 are used.
+
+A regression has, instead of the last three,
+    {"intervals": [{"score": null | "residual" | "quantile", "target", "coverage", "width"}, …]}
+with the mean width of the intervals; those with the score null are the predictive's own, uncorrected. "width"
+is null if it is infinite. The outputs of an example are counted one by one.
 """
 
 from __future__ import annotations
@@ -25,14 +31,19 @@ from torch import Tensor
 
 from torchbayes.core.storage import write_json
 from torchbayes.experiments.evaluation import finite, scored_with
+from torchbayes.experiments.positions import position_rows
 from torchbayes.experiments.trained_run import TrainedRun
 from torchbayes.metrics.scores import probability_scores
 from torchbayes.posthoc.abstain import abstain
-from torchbayes.posthoc.conformal import conformal_sets
+from torchbayes.posthoc.conformal import conformal_intervals, conformal_sets
 from torchbayes.posthoc.temperature import temperature_scaling
-from torchbayes.predict.results import ClassPredictive
+from torchbayes.predict.results import (
+    ClassPredictive,
+    RegressionPredictive,
+    like_predictions,
+)
 
-__all__ = ["calibrate", "calibration_figures"]
+__all__ = ["calibrate", "calibration_figures", "interval_figures"]
 
 _PROBABILITY = 0.95
 
@@ -44,30 +55,42 @@ def calibrate(
     risks: Sequence[float] = (0.01, 0.02, 0.05),
     samples: int | None = None,
 ) -> dict[str, Any]:
-    """Fit temperature, prediction sets and abstention, write calibration.json and return its content.
+    """Fit temperature, prediction sets and abstention, or intervals, and write calibration.json.
 
     They are fitted on the run's validation split and scored on its test split. Without a validation split,
     one half of the test split, drawn with seed 0, is used for fitting and the other half for scoring.
 
     Args:
-        run: Finished run of a classifier.
-        coverages: Target coverages of prediction sets.
-        risks: Target risks of abstention.
+        run: Finished run.
+        coverages: Target coverages of prediction sets and intervals.
+        risks: Target risks of abstention, for a classifier.
         samples: Number of draws, by default the run's own setting.
+
+    Returns:
+        The content of calibration.json.
     """
-    run.require_classes("only classifiers can be calibrated")
-    test, labels = run.classify_split(run.data.test, samples)
+    test, targets = run.predict_split(run.data.test, samples)
     if run.data.validation is not None:
-        held_out = run.classify_split(run.data.validation, samples)
-        table = calibration_figures(*held_out, test, labels, coverages, risks)
+        fitted, fitted_targets = run.predict_split(run.data.validation, samples)
         names = "the validation split", "the test split"
     else:
-        order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+        order = torch.randperm(len(targets), generator=torch.Generator().manual_seed(0))
         one, other = order[: len(order) // 2], order[len(order) // 2 :]
-        table = calibration_figures(
-            _rows(test, one), labels[one], _rows(test, other), labels[other], coverages, risks
-        )
+        fitted, fitted_targets = test.subset(one), targets[one]
+        test, targets = test.subset(other), targets[other]
         names = "half of the test split", "the other half of the test split"
+    if isinstance(fitted, RegressionPredictive) and isinstance(test, RegressionPredictive):
+        table = interval_figures(fitted, fitted_targets, test, targets, coverages)
+    else:
+        assert isinstance(fitted, ClassPredictive)
+        assert isinstance(test, ClassPredictive)
+        ignored = getattr(run.likelihood(), "ignore_index", None)
+        table = calibration_figures(
+            *position_rows(fitted, fitted_targets, ignored),
+            *position_rows(test, targets, ignored),
+            coverages,
+            risks,
+        )
     result = {"fitted_on": names[0], "scored_on": names[1], **table}
     write_json(
         run.files.path / "calibration.json", {**result, "made_with": scored_with(run, samples)}
@@ -128,5 +151,29 @@ def calibration_figures(
     }
 
 
-def _rows(predictive: ClassPredictive, index: Tensor) -> ClassPredictive:
-    return ClassPredictive(predictive.probs[index], predictive.aleatoric[index], predictive.draws)
+def interval_figures(
+    fitted: RegressionPredictive,
+    fitted_targets: Tensor,
+    scored: RegressionPredictive,
+    targets: Tensor,
+    coverages: Sequence[float],
+) -> dict[str, Any]:
+    """Compute the part of a regression's calibration.json that depends on the predictions alone."""
+    wanted = like_predictions(targets, scored.mean.shape).double()
+    rows: list[dict[str, Any]] = []
+    for target in coverages:
+        own = [scored.quantile(0.5 + side * target / 2).double() for side in (-1, 1)]
+        found: list[tuple[str | None, Tensor, Tensor]] = [(None, own[0], own[1])]
+        for score in ("residual", "quantile"):
+            rule = conformal_intervals(fitted, fitted_targets, target, score)
+            found.append((score, *rule(scored)))
+        rows += [
+            {
+                "score": score,
+                "target": target,
+                "coverage": float(((lower <= wanted) & (wanted <= upper)).double().mean()),
+                "width": finite(float((upper - lower).mean())),
+            }
+            for score, lower, upper in found
+        ]
+    return {"fitted": len(fitted), "scored": len(scored), "intervals": rows}

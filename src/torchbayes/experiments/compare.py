@@ -26,7 +26,7 @@ import numpy as np
 
 from torchbayes._version import __version__
 from torchbayes.core.storage import atomic_path, write_json
-from torchbayes.data import DataSet, OutOfDistribution, Split, load_data, ood_for
+from torchbayes.data import DataSet, OutOfDistribution, Split, ood_for
 from torchbayes.experiments.calibrate import calibrate
 from torchbayes.experiments.evaluation import evaluate
 from torchbayes.experiments.made_with import check_run, check_version, made_with, read_result
@@ -88,7 +88,7 @@ def rows_from(
                 )
             rows[name] = Row(name, whole.experiment, whole.name)
             continue
-        for key in ("data", "examples", "validation", "seed"):
+        for key in ("data", "table", "examples", "validation", "seed"):
             if key in table:
                 raise ValueError(
                     f"row {name!r} sets {key}, which all rows of a comparison share: set it above the rows"
@@ -154,6 +154,11 @@ class Job:
     def calibrated(self) -> bool:
         """Whether the run has been calibrated with these settings."""
         return self._result("calibration.json", last=False) is not None
+
+    @property
+    def corrupted(self) -> bool:
+        """Whether the run has been scored on corrupted images with these settings."""
+        return self._result("corruptions.json", last=self.row.last_of is not None) is not None
 
     def _result(self, name: str, *, last: bool) -> dict[str, Any] | None:
         run = RunFolder(self.run_folder)
@@ -222,9 +227,9 @@ class Comparison:
         progress: Callable[[int], Progress],
         finished: Callable[[int, dict[str, Any]], None],
     ) -> None:
-        self._check_finished()
         # Loaded once: only which examples a run trains on depends on its seed.
-        whole = load_data(self.base.data, data_dir=self.data_dir)
+        whole = self.base.load_whole(self.data_dir)
+        self._check_finished(whole)
         ood = ood_for(whole, self.data_dir)
         self._save_images(whole, ood)
         for number, job in enumerate(self.jobs):
@@ -241,12 +246,12 @@ class Comparison:
             finished(number, scores)
             self._write(whole, ood)
 
-    def _check_finished(self) -> None:
-        """Raise a `RunError` if an existing run has other settings than its job."""
+    def _check_finished(self, whole: DataSet) -> None:
+        """Raise a `RunError` if an existing run has other settings, or another table, than its job."""
         for job in self.jobs:
             there = RunFolder(job.run_folder)
             if there.config_file.exists() or (job.folder / "scores.json").exists():
-                check_run(there, job.experiment)
+                check_run(there, job.experiment, whole)
                 check_version(there)
 
     def _train(self, job: Job, whole: DataSet, progress: Progress) -> None:
@@ -258,7 +263,9 @@ class Comparison:
         run = TrainedRun(job.run_folder, self.data_dir, experiment=job.experiment, data=data)
         scores = job.scores
         if scores is None or self._lacks_corruptions(job):
-            scores = evaluate(run, ood=ood, last=last, corruptions=self.corruptions)
+            # A table is encoded by its training rows, so that inputs of another split would not fit.
+            inputs = ood if data.table is None else None
+            scores = evaluate(run, ood=inputs, last=last, corruptions=self.corruptions)
         if data.classes and not last:
             calibrate(run)
         return scores
@@ -269,7 +276,7 @@ class Comparison:
         return self._lacks_corruptions(job) or (calibrates and not job.calibrated)
 
     def _lacks_corruptions(self, job: Job) -> bool:
-        return self.corruptions and not (job.folder / "corruptions.json").exists()
+        return self.corruptions and not job.corrupted
 
     def _write(self, data: DataSet, ood: OutOfDistribution) -> None:
         methods: dict[str, Any] = {}
@@ -281,6 +288,9 @@ class Comparison:
         shared = {key: value for key, value in self.base.settings().items() if key != "method"}
         if self.command is not None:
             shared["command"] = self.command
+        notes = [data.note, f"Out of distribution: {ood.note}."]
+        if self.base.table.get("split") == "seed":
+            notes.insert(1, "Every seed has a split of its own; the first one's is described here.")
         results = {
             "torchbayes": __version__,
             "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -288,7 +298,7 @@ class Comparison:
             "model": self.base.network,
             "classes": list(data.classes),
             "ood": ood.name,
-            "notes": [note for note in (data.note, f"Out of distribution: {ood.note}.") if note],
+            "notes": [note for note in notes if note],
             "settings": shared | {"seeds": sorted({job.experiment.seed for job in self.jobs})},
             "methods": {name: self._summary(name, runs) for name, runs in methods.items()},
             "failed": self.failed,

@@ -62,28 +62,35 @@ def evaluate(
     extra: dict[str, float] = {}
     if isinstance(test, RunningPredictive):
         assert isinstance(other, ClassPredictive)
-        predictions = Predictions.of(test, targets, other)
+        ignored = getattr(run.likelihood(), "ignore_index", None)
+        if test.probs.dim() > 2:
+            extra["mean_iou"] = metrics.mean_iou(*metrics.rows(test.probs, targets, ignored))
+        predictions = Predictions.of(test, targets, other, ignored)
         predictions.save(folder / "predictions.npz")
-        write_json(folder / "draws.json", _scores_by_draws(test, targets))
+        write_json(folder / "draws.json", _scores_by_draws(test, targets, ignored))
         noise = noise_for(data)
         if noise is not None:
             blank = run.predict(normalise(noise.inputs, torch.Generator()), samples, last=last)
             assert isinstance(blank, ClassPredictive)
-            extra["auroc_noise"] = metrics.auroc(test.entropy, blank.entropy)
+            extra["auroc_noise"] = metrics.auroc(test.entropy.flatten(), blank.entropy.flatten())
     else:
         assert isinstance(test, RegressionPredictive)
         assert isinstance(other, RegressionPredictive)
+        if data.encoding is not None:
+            extra = _standardised_scores(test, targets)
+            units = data.encoding.mean, data.encoding.std
+            test, other = test.rescaled(*units), other.rescaled(*units)
+            targets = targets.double() * units[1] + units[0]
         predictions = RegressionPredictions.of(test, targets, other)
         predictions.save(folder / "regression.npz")
     scores = {key: finite(value) for key, value in (predictions.scores() | extra).items()}
     scores |= _cost(run, last)
+    made = scored_with(run, samples, last=last)
     if corruptions:
         draws = min(_CORRUPTION_DRAWS, run.experiment.samples if samples is None else samples)
         damaged = corruption_scores(lambda batches: run.predict(batches, draws, last=last), data)
-        write_json(folder / "corruptions.json", damaged | {"draws": draws})
-    write_json(
-        folder / "scores.json", {**scores, "made_with": scored_with(run, samples, last=last)}
-    )
+        write_json(folder / "corruptions.json", {**damaged, "draws": draws, "made_with": made})
+    write_json(folder / "scores.json", {**scores, "made_with": made})
     return scores
 
 
@@ -93,6 +100,12 @@ def scored_with(
     """Return what the scores of `evaluate` with these arguments are made with."""
     draws = run.experiment.samples if samples is None else samples
     return made_with(run.files, samples=draws, last=last)
+
+
+def _standardised_scores(test: RegressionPredictive, targets: Tensor) -> dict[str, float]:
+    """Score predictions in the units that the network was trained in: NLL less the log of the scale."""
+    scores = RegressionPredictions.of(test, targets).scores()
+    return {f"{name}_standardised": scores[name] for name in ("rmse", "nll")}
 
 
 def _cost(run: TrainedRun, last: bool) -> dict[str, float | None]:
@@ -112,16 +125,17 @@ def _cost(run: TrainedRun, last: bool) -> dict[str, float | None]:
     return cost
 
 
-def _scores_by_draws(test: RunningPredictive, targets: Tensor) -> list[dict[str, float]]:
+def _scores_by_draws(
+    test: RunningPredictive, targets: Tensor, ignored: int | None
+) -> list[dict[str, float]]:
     """Score the averages over the first 1, 2, 4, … draws."""
-    return [
-        {
-            "draws": draws,
-            "nll": metrics.nll(probs, targets),
-            "accuracy": metrics.accuracy(probs, targets),
-        }
-        for draws, probs in test.stages.items()
-    ]
+    table = []
+    for draws, probs in test.stages.items():
+        rows = metrics.rows(probs, targets, ignored)
+        table.append(
+            {"draws": draws, "nll": metrics.nll(*rows), "accuracy": metrics.accuracy(*rows)}
+        )
+    return table
 
 
 def finite(value: float) -> float | None:

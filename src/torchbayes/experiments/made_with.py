@@ -6,13 +6,18 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from torchbayes._version import __version__
 from torchbayes.core.errors import FileError, RunError
 from torchbayes.core.reading import read_json
+from torchbayes.data import DataSet
 from torchbayes.experiments.settings import SETTINGS, Experiment
+from torchbayes.train.registry import find_method
 from torchbayes.train.run_folder import RunFolder
+from torchbayes.train.start import start_of
 
-__all__ = ["check_run", "check_version", "made_with", "read_result"]
+__all__ = ["check_run", "check_version", "made_with", "read_result", "run_config"]
 
 _LOG = logging.getLogger("torchbayes")
 
@@ -46,14 +51,32 @@ def read_result(file: Path, made: dict[str, Any]) -> dict[str, Any] | None:
     return content
 
 
-def check_run(run: RunFolder, experiment: Experiment) -> None:
+def run_config(experiment: Experiment, data: DataSet) -> dict[str, Any]:
+    """Return what config.toml holds: a table that has changed since is then no longer resumed."""
+    settings = experiment.settings()
+    return settings if data.encoding is None else settings | {"table_sha256": data.encoding.sha256}
+
+
+def check_run(run: RunFolder, experiment: Experiment, data: DataSet) -> None:
     """Raise a `RunError` that names the first setting in which a run differs from an experiment.
 
     A setting that did not exist when the run was begun had its default.
+
+    Args:
+        run: Folder of the run.
+        experiment: Settings that it should have.
+        data: Data of the experiment: a table or a file of weights to start from may have changed.
     """
     there = run.read_config()
+    now = {**SETTINGS, **run_config(experiment, data)}
+    if experiment.init:
+        several = find_method(experiment.method).starts_apart
+        with torch.random.fork_rng():
+            network = experiment.model_factory(data)()
+        start = start_of(experiment.init, experiment.reset or None, network, several=several)
+        now |= {} if start is None else start.settings()
     # A config.toml also holds other things than settings, such as the training-set size.
-    run.check_config({**there, **experiment.settings()}, SETTINGS)
+    run.check_config({**there, **now}, SETTINGS)
 
 
 def check_version(run: RunFolder) -> None:

@@ -12,6 +12,7 @@ Text cannot hold a prior or a function, and a recipe counts in epochs. Translate
 | `latent = "half-normal"` | `torchbayes.latents.half_normal` |
 | `betas = [0.9, 0.1]` | `(0.9, 0.1)` |
 | `temperature_epochs = 2.0` | `temperature_steps`, as many updates |
+| `params = "head.*"` | the same, an argument of `fit` for every method: what to train |
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _EPOCHS, _STEPS = "_epochs", "_steps"
 
 def option_names(method: type[Method]) -> list[str]:
     """Return the names that a recipe may use for a method's options."""
-    names = list(method_options(method))
+    names = [*method_options(method), "params"]
     return names + [n.removesuffix(_STEPS) + _EPOCHS for n in names if n.endswith(_STEPS)]
 
 

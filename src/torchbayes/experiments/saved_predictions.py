@@ -14,6 +14,7 @@ from torchbayes import metrics
 from torchbayes.core.errors import FileError
 from torchbayes.core.reading import read_npz
 from torchbayes.core.storage import atomic_path
+from torchbayes.experiments.positions import position_rows
 from torchbayes.predict.results import ClassPredictive, RegressionPredictive, like_predictions
 
 if TYPE_CHECKING:
@@ -55,6 +56,8 @@ class Predictions(_Archive):
         ood_probs: `probs` of the out-of-distribution set, or None.
         ood_aleatoric: `aleatoric` of the out-of-distribution set, or None.
         draws: Number of weight draws that were averaged.
+        positions: Number of positions, such as pixels, that an example has. If there are several, the
+            examples above are positions, or a part of them, and the pictures of inputs are not theirs.
     """
 
     probs: Tensor
@@ -63,12 +66,21 @@ class Predictions(_Archive):
     ood_probs: Tensor | None = None
     ood_aleatoric: Tensor | None = None
     draws: int = 1
+    positions: int = 1
 
     @classmethod
     def of(
-        cls, test: ClassPredictive, targets: Tensor, ood: ClassPredictive | None = None
+        cls,
+        test: ClassPredictive,
+        targets: Tensor,
+        ood: ClassPredictive | None = None,
+        ignore_index: int | None = None,
     ) -> Predictions:
-        """Collect the predictions of two predictives."""
+        """Collect the predictions of two predictives, maps by position."""
+        positions = test.aleatoric.numel() // len(test)
+        test, targets = position_rows(test, targets, ignore_index)
+        if ood is not None:
+            ood = position_rows(ood, torch.zeros_like(ood.aleatoric))[0]
         return cls(
             test.probs.cpu(),
             test.aleatoric.cpu(),
@@ -76,6 +88,7 @@ class Predictions(_Archive):
             None if ood is None else ood.probs.cpu(),
             None if ood is None else ood.aleatoric.cpu(),
             test.draws,
+            positions,
         )
 
     @property

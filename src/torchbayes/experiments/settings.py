@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchbayes.data import DataSet, load_data
+from torchbayes.data import DataSet, TableEncoding, load_data
 from torchbayes.data.dataset import hold_out
 from torchbayes.experiments.options import check_spelling
 from torchbayes.likelihood import Categorical, GaussianNoise, Likelihood
@@ -26,11 +26,20 @@ from torchbayes.train.schedule import Schedule
 __all__ = ["SETTINGS", "Experiment", "check_keys"]
 
 _NOISES = ("learned", "fixed", "predicted")
-# The usual network for a data set, with its options; for all others, LeNet-5.
+# The usual network for a data set or a kind of them, with its options; for all others, LeNet-5.
 _USUAL_MODEL: dict[str, tuple[str, dict[str, Any]]] = {
+    "table": ("mlp", {"hidden": [64, 64]}),
+    "uci": ("mlp", {"hidden": [50]}),
     "digits": ("mlp", {"hidden": [200, 200]}),
     "moons": ("mlp", {"hidden": [50, 50]}),
     "bbb-curve": ("mlp", {"hidden": [100, 100]}),
+}
+_TABLE_OPTIONS: dict[str, type | tuple[type, ...]] = {
+    "target": (str, int),
+    "task": str,
+    "drop": (list, tuple),
+    "split": (str, int),
+    "test_share": float,
 }
 
 
@@ -57,7 +66,11 @@ class Experiment:
         noise: Gaussian noise of a regression's targets: learned (one level), fixed, or predicted by the
             network for every input.
         noise_std: Standard deviation of fixed noise, or the initial value of learned noise.
+        init: Safetensors file of weights to start from; empty for random ones.
+        reset: Weights or modules that start from new random weights in spite of `init`.
         model_options: Options of the network.
+        table: For a table: its target, task, drop, split and test_share, as for `load_data`; with `split`
+            "seed" every seed has test rows of its own.
         options: Options of the method.
     """
 
@@ -77,7 +90,10 @@ class Experiment:
     accumulate: int = 1
     noise: str = "learned"
     noise_std: float = 1.0
+    init: str = ""
+    reset: tuple[str, ...] = ()
     model_options: dict[str, Any] = field(default_factory=dict)
+    table: dict[str, Any] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -116,7 +132,8 @@ class Experiment:
         flat: dict[str, Any] = {}
         for name, value in dataclasses.asdict(self).items():
             flat |= self.schedule.settings() if name == "schedule" else {name: value}
-        return flat
+        # A run from random weights does not mention them, so that one of an older version can be resumed.
+        return {name: value for name, value in flat.items() if value or name not in _START}
 
     def check(self) -> Experiment:
         """Return the experiment, or raise a `ValueError` for an invalid name or number."""
@@ -136,7 +153,16 @@ class Experiment:
             )
         if self.noise not in _NOISES:
             raise ValueError(f"noise is {self.noise!r}: expected {' or '.join(_NOISES)}")
+        if self.reset and not self.init:
+            raise ValueError(
+                f"reset is {list(self.reset)}, but all weights start at random: give the file that the others"
+                " start from with --init"
+            )
         self._noise()
+        check_keys(self.table, _TABLE_OPTIONS, "[table]")
+        for name, value in self.table.items():
+            if not isinstance(value, _TABLE_OPTIONS[name]):
+                raise ValueError(f"[table]: {name} is {value!r}, which is not of the right type")
         return self
 
     def _noise(self) -> GaussianNoise:
@@ -149,14 +175,23 @@ class Experiment:
         return Categorical() if data.classes else self._noise()
 
     @property
+    def is_table(self) -> bool:
+        """Whether the data are a table."""
+        return self.data.startswith(("table:", "uci:"))
+
+    @property
     def network(self) -> str:
         """Name of the network, by default the data set's usual one."""
-        return self.model if self.model else _USUAL_MODEL.get(self.data, ("lenet5",))[0]
+        return self.model if self.model else self._usual[0]
+
+    @property
+    def _usual(self) -> tuple[str, dict[str, Any]]:
+        kind = self.data.partition(":")[0]
+        return _USUAL_MODEL.get(self.data) or _USUAL_MODEL.get(kind, ("lenet5", {}))
 
     def model_factory(self, data: DataSet) -> Callable[[], nn.Module]:
         """Return a function that builds the network for `data`, after testing that it can."""
-        usual = {} if self.model else _USUAL_MODEL.get(self.data, ("", {}))[1]
-        options = {**usual, **self.model_options}
+        options = {**({} if self.model else self._usual[1]), **self.model_options}
         targets = data.num_targets * (2 if self.noise == "predicted" else 1)
         outputs = data.num_classes if data.classes else targets
 
@@ -167,12 +202,25 @@ class Experiment:
             make()
         return make
 
-    def load_data(self, data_dir: Path | None) -> DataSet:
-        """Load the data and split it according to the settings."""
-        return self.split(load_data(self.data, data_dir=data_dir))
+    def load_data(self, data_dir: Path | None, encoding: TableEncoding | None = None) -> DataSet:
+        """Load the data and split it according to the settings.
+
+        Args:
+            data_dir: Folder of the data, if not the usual one.
+            encoding: Encoding of a table that a run has kept.
+        """
+        return self.split(self.load_whole(data_dir, encoding))
+
+    def load_whole(self, data_dir: Path | None, encoding: TableEncoding | None = None) -> DataSet:
+        """Load the data before validation and training examples are chosen."""
+        return load_data(
+            self.data, data_dir=data_dir, seed=self.seed, encoding=encoding, **self.table
+        )
 
     def split(self, whole: DataSet) -> DataSet:
         """Hold out the validation split and draw the training examples; `whole` is not changed."""
+        if whole.table is not None and self.table.get("split") == "seed":
+            whole = whole.table.split(self.seed).dataset()
         data = hold_out(whole, self.validation, self.seed)
         if self.examples == 0:
             return data
@@ -182,10 +230,12 @@ class Experiment:
                 "0 for all"
             )
         order = torch.randperm(data.train_size, generator=torch.Generator().manual_seed(self.seed))
-        return dataclasses.replace(data, train=data.train.subset(order[: self.examples]))
+        return data.divided(order[: self.examples])
 
 
-SETTINGS: Mapping[str, Any] = Experiment().settings()
+_START: Mapping[str, Any] = {"init": "", "reset": ()}
+
+SETTINGS: Mapping[str, Any] = {**Experiment().settings(), **_START}
 """All settings of a recipe or a config.toml, with their defaults."""
 
 _SCHEDULE_KEYS = Schedule().settings().keys()

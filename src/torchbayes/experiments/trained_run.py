@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchbayes.data import DataSet, ImageFolder, Split, make_loader
+from torchbayes.data import DataSet, ImageFolder, Split, TableEncoding, make_loader
 from torchbayes.experiments.settings import SETTINGS, Experiment
 from torchbayes.likelihood import GaussianNoise, Likelihood
 from torchbayes.posterior import Point, Posterior, PosteriorFileError, Samples, load
@@ -16,7 +16,7 @@ from torchbayes.predict.predictive import predictive
 from torchbayes.predict.results import ClassPredictive, Predictive
 from torchbayes.train.run_folder import RunError, RunFolder
 
-__all__ = ["TrainedRun"]
+__all__ = ["TrainedRun", "run_settings"]
 
 
 class TrainedRun:
@@ -38,9 +38,15 @@ class TrainedRun:
         data: DataSet | None = None,
     ) -> None:
         self.files, self.data_dir = RunFolder(folder), data_dir
-        self.experiment = _settings_of(self.files) if experiment is None else experiment
-        self.data = self.experiment.load_data(data_dir) if data is None else data
+        self.experiment = run_settings(self.files) if experiment is None else experiment
+        self.data = self._load_data() if data is None else data
         self.model = self.experiment.model_factory(self.data)()
+        self.files.read_rest(self.model)
+
+    def _load_data(self) -> DataSet:
+        kept = self.experiment.is_table and self.files.posterior_file.exists()
+        encoding = TableEncoding.load(self.files.table_file) if kept else None
+        return self.experiment.load_data(self.data_dir, encoding)
 
     def require_classes(self, reason: str) -> None:
         """Raise a `ValueError` that gives the reason if the run is a regression."""
@@ -67,7 +73,7 @@ class TrainedRun:
                 f"{self.files.path} has a {type(posterior).__name__} posterior, which has no last sample: "
                 "leave out --last"
             )
-        return Point(posterior[-1], model_name=posterior.model_name)
+        return Point(posterior[-1], model_name=posterior.model_name, rest=posterior.rest)
 
     def likelihood(self) -> Likelihood:
         """Return the likelihood, with the noise level that was learned in training."""
@@ -109,6 +115,7 @@ class TrainedRun:
             self.experiment.samples if samples is None else samples,
             self.likelihood() if likelihood is None else likelihood,
             torch.Generator().manual_seed(0),
+            recalibrate=False,
         )
 
     def predict_split(
@@ -134,7 +141,8 @@ class TrainedRun:
         return predictive, targets
 
 
-def _settings_of(files: RunFolder) -> Experiment:
+def run_settings(files: RunFolder) -> Experiment:
+    """Return the settings of a run, from its config.toml."""
     config = files.read_config()
     own = {key: value for key, value in config.items() if key in SETTINGS}
     return Experiment.from_settings(own, str(files.config_file))

@@ -18,7 +18,7 @@ from torchbayes.core.reading import read_json
 from torchbayes.core.storage import write_json
 from torchbayes.data import DataSet, make_loader
 from torchbayes.experiments.cost import peak_memory
-from torchbayes.experiments.made_with import check_run
+from torchbayes.experiments.made_with import check_run, run_config
 from torchbayes.experiments.options import translated
 from torchbayes.experiments.provenance import commit
 from torchbayes.experiments.settings import Experiment
@@ -59,7 +59,7 @@ def train_experiment(
     """
     there = RunFolder(folder)
     if resume and there.config_file.exists():
-        check_run(there, experiment)
+        check_run(there, experiment, data)
     make = experiment.model_factory(data)
     device = "cuda" if torch.cuda.is_available() else None
     with distributed.process_group():
@@ -76,15 +76,18 @@ def train_experiment(
                 run = fit(
                     make, loader, experiment.method, epochs=experiment.epochs,
                     likelihood=experiment.likelihood(data), validation=held_out,
+                    init=experiment.init or None, reset=experiment.reset or None,
                     schedule=experiment.schedule, clip_norm=experiment.clip_norm or None,
                     amp=experiment.amp or None, accumulate=experiment.accumulate,
                     seed=experiment.seed, device=device, folder=folder, resume=resume,
                     checkpoint_seconds=checkpoint_seconds,
-                    config={**experiment.settings(), "commit": commit() or None}, progress=progress,
-                    logger=logger, **translated(experiment.options, len(loader)),
+                    config={**run_config(experiment, data), "commit": commit() or None},
+                    progress=progress, logger=logger, **translated(experiment.options, len(loader)),
                 )  # fmt: skip
         if distributed.rank() == 0 and peak.bytes is not None:
             _note_peak(folder, peak.bytes)
+        if distributed.rank() == 0 and data.encoding is not None:
+            data.encoding.save(RunFolder(folder).table_file)
         return run
 
 
@@ -126,7 +129,7 @@ def _warm_up(
         try:
             fit(
                 model, loader, epochs=1, likelihood=experiment.likelihood(data),
-                amp=experiment.amp or None, folder=folder, progress=False,
+                amp=experiment.amp or None, folder=folder, progress=False, in_place=True,
             )  # fmt: skip
         except KeyboardInterrupt:
             raise KeyboardInterrupt("stopped before the first update") from None

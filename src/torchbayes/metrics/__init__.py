@@ -1,6 +1,7 @@
 """Scores of predictions: pure functions of tensors, independent of how a prediction was made.
 
-Classification takes averaged probabilities `probs` (N, C) and integer labels `targets` (N,);
+Classification takes averaged probabilities `probs` (N, C) and integer labels `targets` (N,), or maps
+(N, C, …) and (N, …), each of whose positions counts as an example; `rows` leaves out ignored ones;
 detection and selective prediction take one score per example; regression takes the means and
 standard deviations of an equal-weight mixture of Gaussians, one component per posterior draw, along
 dimension 0.
@@ -16,6 +17,8 @@ through a sigmoid, which makes large scores equal, and returns 0 with a warning 
 undefined; its top-k accuracy because it breaks ties arbitrarily.
 """
 
+from torchbayes.metrics._inputs import rows
+from torchbayes.metrics.binary import binary_scores
 from torchbayes.metrics.calibration import ReliabilityCurve, ece, mce, reliability_curve
 from torchbayes.metrics.classification import accuracy, brier, nll, top_k_accuracy
 from torchbayes.metrics.detection import (
@@ -37,6 +40,7 @@ from torchbayes.metrics.regression import (
     rmse,
 )
 from torchbayes.metrics.scores import classification_scores, regression_scores
+from torchbayes.metrics.segmentation import iou, mean_iou
 from torchbayes.metrics.selective import RiskCoverage, aurc, excess_aurc, risk_coverage
 
 __all__ = [
@@ -48,6 +52,7 @@ __all__ = [
     "aurc",
     "auroc",
     "auroc_misclassification",
+    "binary_scores",
     "brier",
     "classification_scores",
     "double_fault",
@@ -61,12 +66,15 @@ __all__ = [
     "gaussian_mixture_quantile",
     "interval_coverage",
     "interval_width",
+    "iou",
     "mce",
+    "mean_iou",
     "nll",
     "regression_scores",
     "reliability_curve",
     "risk_coverage",
     "rmse",
     "roc_curve",
+    "rows",
     "top_k_accuracy",
 ]

@@ -25,13 +25,18 @@ def real(value: Tensor, name: str) -> Tensor:
 
 
 def probabilities(probs: Tensor, name: str = "probs") -> Tensor:
-    """Return `probs` (N, C) in its own dtype, checked to have a distribution in every row."""
+    """Return `probs` (N, C) in its own dtype, checked to have a distribution in every row.
+
+    Maps (N, C, …) become a row for each position.
+    """
     probs = real(probs, name)
+    if probs.ndim > 2:
+        probs = probs.movedim(1, -1).flatten(0, -2)
     shape = tuple(probs.shape)
     if probs.ndim != 2 or shape[1] < 2:
         raise ValueError(
             f"{name} must have shape (N, C) with C >= 2 classes, got {shape}: "
-            "give a binary classifier two columns, 1 - p and p"
+            "give a binary classifier two columns, 1 - p and p, or use binary_scores"
         )
     if shape[0] == 0:
         raise ValueError(f"{name} has shape {shape}, expected at least one row to score")
@@ -59,9 +64,15 @@ def probabilities(probs: Tensor, name: str = "probs") -> Tensor:
 
 
 def labelled(probs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return checked `probs` (N, C) and int64 `targets` (N,) with labels in [0, C)."""
+    """Return checked `probs` (N, C) and int64 `targets` (N,) with labels in [0, C).
+
+    Maps (N, C, …) and (N, …) become a row for each position.
+    """
+    given = tuple(probs.shape) if isinstance(probs, Tensor) else ()
     probs = probabilities(probs)
     targets = real(targets, "targets")
+    if len(given) > 2 and tuple(targets.shape) == (given[0], *given[2:]):
+        targets = targets.flatten()
     examples, classes = probs.shape
     if targets.is_floating_point():
         raise TypeError(
@@ -69,17 +80,42 @@ def labelled(probs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         )
     if tuple(targets.shape) != (examples,):
         raise ValueError(
-            f"targets has shape {tuple(targets.shape)}, expected ({examples},) to match probs "
-            f"{tuple(probs.shape)}: pass one integer label per row"
+            f"targets has shape {tuple(targets.shape)}, expected {(given[0], *given[2:])} to match probs "
+            f"{given}: pass one integer label per row"
         )
     targets = targets.long()
     outside = (targets < 0) | (targets >= classes)
     if bool(outside.any()):
         raise ValueError(
             f"targets contains the label {int(targets[outside][0])}, expected labels 0 to "
-            f"{classes - 1}: remove or remap such rows"
+            f"{classes - 1}: remove or remap such rows; rows(probs, targets, ignore_index=…) removes them"
         )
     return probs, targets
+
+
+def rows(probs: Tensor, targets: Tensor, ignore_index: int | None = None) -> tuple[Tensor, Tensor]:
+    """Return one row of probabilities (M, C) and one label (M,) for each position that is not ignored.
+
+    All scores of classes take the result: `accuracy(*rows(probs, targets, ignore_index=255))`.
+
+    Args:
+        probs: Class probabilities (N, C, …).
+        targets: Integer labels (N, …).
+        ignore_index: Label of positions to leave out, or None.
+
+    Example:
+        >>> import torch
+        >>> probs = torch.full((2, 3, 4, 4), 1 / 3)
+        >>> labels = torch.zeros(2, 4, 4, dtype=torch.long)
+        >>> labels[0] = 255
+        >>> [part.shape for part in rows(probs, labels, ignore_index=255)]
+        [torch.Size([16, 3]), torch.Size([16])]
+    """
+    if ignore_index is None:
+        return labelled(probs, targets)
+    known = real(targets, "targets") != ignore_index
+    checked, _ = labelled(probs, torch.where(known, real(targets, "targets"), 0))
+    return checked[known.flatten()], real(targets, "targets")[known].long()
 
 
 def scores(values: Tensor, name: str) -> Tensor:

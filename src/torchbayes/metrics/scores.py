@@ -134,7 +134,7 @@ def _per_example(values: Tensor | None, name: str, probs: Tensor) -> Tensor | No
     """Return `values` checked to have one score for each row of `probs`."""
     if values is None:
         return None
-    values = _inputs.scores(values, name)
+    values = _inputs.scores(values.flatten(), name)
     if len(values) != len(probs):
         raise ValueError(
             f"{name} has {len(values)} values, expected {len(probs)}, one for each row of "

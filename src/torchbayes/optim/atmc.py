@@ -16,7 +16,6 @@ The deviations from the paper are corrections; `torchbayes.optim.thermostat` lis
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -24,6 +23,7 @@ from torch import Tensor, nn
 
 import torchbayes.optim.thermostat as dynamics
 from torchbayes.core.declaration import register
+from torchbayes.core.parameters import Params
 from torchbayes.optim.base import check_number
 from torchbayes.optim.momentum import friction_of, mass_of, speed_limit_of
 from torchbayes.optim.sampler import Sampler
@@ -90,7 +90,8 @@ class ATMC(Sampler):
         mass: Mass m, an alternative to `average_step`.
         speed_limit: Speed limit c, an alternative to `max_step`.
         friction: Friction D, an alternative to `momentum`.
-        params: Parameters or parameter groups of the model; all trainable ones if None.
+        params: What to train: names or patterns of weights (`"head.*"`), modules, parameters or parameter
+            groups; all trainable weights if None.
         generator: Source of the noise; its state is saved with the sampler's.
 
     Example:
@@ -111,7 +112,7 @@ class ATMC(Sampler):
         self, model: nn.Module, lr: float = 1e-2, *, train_size: int, prior: Prior | float = 1.0,
         temperature: float = 1.0, average_step: float | None = None, max_step: float | None = None,
         momentum: float | None = None, mass: float | None = None, speed_limit: float | None = None,
-        friction: float | None = None, params: Iterable[Any] | None = None,
+        friction: float | None = None, params: Params | None = None,
         generator: torch.Generator | None = None,
     ) -> None:  # fmt: skip
         check_number("lr", lr, above=True)

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from torchbayes.core import distributed
-from torchbayes.core.parameters import trainable
+from torchbayes.core.names import named_parameters
+from torchbayes.core.parameters import Params, parameter_groups
 from torchbayes.core.workspace import Workspace
+from torchbayes.posterior.partial import held_names
 
 __all__ = ["ModelOptimizer", "check_number", "check_train_size"]
 
@@ -45,14 +47,15 @@ class ModelOptimizer(torch.optim.Optimizer, ABC):  # without ABC, torch ignores 
 
     Args:
         model: The network.
-        params: Parameters or parameter groups of the model; all trainable ones if None.
+        params: What to train: names or patterns of weights (`"head.*"`), modules, parameters or parameter
+            groups; all trainable weights if None.
         defaults: Default options of the groups, including `train_size`.
         generator: Source of the noise; a new one, seeded from torch's, if None. Its state is saved with the
             optimiser's.
     """
 
     def __init__(
-        self, model: nn.Module, params: Iterable[Any] | None, defaults: dict[str, Any], *,
+        self, model: nn.Module, params: Params | None, defaults: dict[str, Any], *,
         generator: torch.Generator | None,
     ) -> None:  # fmt: skip
         if not isinstance(model, nn.Module):
@@ -65,8 +68,9 @@ class ModelOptimizer(torch.optim.Optimizer, ABC):  # without ABC, torch ignores 
         before = set(vars(self))
         self._prepare()
         self._prepared = set(vars(self)) - before
-        everything = trainable(model).values()
-        super().__init__(everything if params is None else params, defaults)
+        super().__init__(parameter_groups(model, params), defaults)
+        # Buffers that training changes: those of modules that are in training mode, now or at the end.
+        self._changing = set(held_names(model, ()))
         if generator is None:
             device = self.param_groups[0]["params"][0].device
             seed = int(torch.randint(2**62, ())) + distributed.rank()
@@ -78,7 +82,7 @@ class ModelOptimizer(torch.optim.Optimizer, ABC):  # without ABC, torch ignores 
 
         Called before any groups exist, and again for a copy. Attributes set here are not copied.
         """
-        self._names = {id(p): name for name, p in self.model.named_parameters()}
+        self._names = {id(p): name for name, p in named_parameters(self.model).items()}
         self._workspace = Workspace()
 
     @abstractmethod
@@ -90,15 +94,9 @@ class ModelOptimizer(torch.optim.Optimizer, ABC):  # without ABC, torch ignores 
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add more of the model's parameters; options in the group override the defaults."""
-        super().add_param_group(param_group)
+        super().add_param_group(parameter_groups(self.model, [param_group])[0])
         try:
             for p in self.param_groups[-1]["params"]:
-                if id(p) not in self._names:
-                    raise ValueError(
-                        f"a parameter of shape {tuple(p.shape)} is not one of "
-                        f"{type(self.model).__name__}'s: pass parameters of the model that the optimiser "
-                        "was created with"
-                    )
                 self.check_parameter(self._names[id(p)], p)
         except BaseException:
             self.param_groups.pop()
@@ -121,6 +119,16 @@ class ModelOptimizer(torch.optim.Optimizer, ABC):  # without ABC, torch ignores 
                 parts = some[0].new_full([sum(sizes)], value, requires_grad=False).split(sizes)
                 for p, part in zip(some, parts, strict=True):
                     self.state[p][name] = part.view(p.shape)
+
+    def _held(self) -> list[str]:
+        """Name what a posterior has to hold: the weights that were trained, and what changed with them."""
+        trained = {
+            self._names[id(p)]
+            for group in self.param_groups
+            for p in group["params"]
+            if p.requires_grad or self.state.get(p)
+        }
+        return held_names(self.model, trained, self._changing)
 
     def state_dict(self) -> dict[str, Any]:
         """Return torch's state and that of the generator."""

@@ -21,13 +21,15 @@ estimate of their curvature, which stays at h0: they follow the momentum at the 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from torchbayes.core.declaration import register
+from torchbayes.core.parameters import Params
 from torchbayes.optim.base import check_number
 from torchbayes.optim.natural_gradient import (
     Statistics,
@@ -107,6 +109,22 @@ def ivon_step(
     mu.sub_(step.mul_(h0 + delta), alpha=alpha)
 
 
+def _join(p: Tensor, offset: Tensor, theta: Tensor, mu: Tensor) -> Callable[[Tensor], None]:
+    """Return a hook: a gradient g at θ that is added to ĝ, `.grad`, sets o ← (o·ĝ + (θ − μ)·g)/(ĝ + g)."""
+
+    def arrived(g: Tensor) -> None:
+        with torch._C.DisableTorchFunction(), torch.no_grad():
+            own = theta - mu
+            if p.grad is None:
+                offset.copy_(own)
+                return
+            total = p.grad + g
+            product = own.mul_(g).addcmul_(offset, p.grad)
+            offset.copy_(torch.where(total == 0, 0.0, product / total))
+
+    return arrived
+
+
 @register(
     "ivon", family="a Gaussian", posterior="Gaussian", target="mean field",
     summary="a Gaussian over every weight, by natural gradients at the cost of Adam",
@@ -131,7 +149,8 @@ class IVON(WeightOptimizer):
         initial_curvature: Initial curvature h0. Too small a value makes the first draws noisy; too large a
             one shortens the steps of weights with little curvature.
         clip_radius: Largest step ξ of a weight before it is multiplied by the rate.
-        params: Parameters or parameter groups of the model; all trainable ones if None.
+        params: What to train: names or patterns of weights (`"head.*"`), modules, parameters or parameter
+            groups; all trainable weights if None.
         generator: Source of the noise; its state is saved with the optimiser's.
 
     Example:
@@ -154,7 +173,7 @@ class IVON(WeightOptimizer):
         self, model: nn.Module, lr: float = 0.3, *, train_size: int, prior: Prior | float = 1.0,
         temperature: float = 1.0, mc_samples: int = 1, betas: tuple[float, float] = (0.9, 0.9999),
         initial_curvature: float = 0.3, clip_radius: float = math.inf,
-        params: Iterable[Any] | None = None, generator: torch.Generator | None = None,
+        params: Params | None = None, generator: torch.Generator | None = None,
     ) -> None:  # fmt: skip
         check_number("lr", lr)
         check_number("temperature", temperature, above=True)
@@ -199,6 +218,36 @@ class IVON(WeightOptimizer):
                 if id(p) not in self._fixed:
                     result.put(("draw", id(p)), self._workspace.twin("draw", p))
         return result
+
+    # Of several draws θ_b with gradients g_b, the update needs Σ g_b and Σ g_b·(θ_b − μ). The second is kept
+    # as the offset o of one draw that would have the same product, o·Σ g_b, so that it follows whatever is
+    # done to `.grad` afterwards, such as clipping.
+
+    def _before_redraw(self) -> None:
+        for group in self.param_groups:
+            for p in self._perturbable(group):
+                if p.grad is not None:
+                    offset = self._workspace.twin("offset", p)
+                    torch.sub(self._workspace.twin("draw", p), p.detach(), out=offset)
+
+    @contextmanager
+    def _joining(
+        self, chosen: Sequence[tuple[Tensor, Tensor]], means: Sequence[Tensor]
+    ) -> Iterator[None]:
+        handles, offsets = [], []
+        for (p, draw), mean in zip(chosen, means, strict=True):
+            offset = self._workspace.twin("offset", p)
+            offsets.append(offset)
+            handles.append(p.register_hook(_join(p, offset, draw, mean)))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+        with torch.no_grad():
+            for (p, draw), mean, offset in zip(chosen, means, offsets, strict=True):
+                if p.grad is not None:
+                    torch.add(mean, offset, out=draw)
 
     def _additive(self, statistics: Statistics) -> Statistics:
         """Replace θ, which is meaningless for other draws, by ĝ·(θ − μ)."""

@@ -7,13 +7,11 @@ The table of symbols is that of Noisy K-FAC. The curvature is the empirical Fish
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
-
 import torch
 from torch import nn
 
 from torchbayes.core.declaration import register
+from torchbayes.core.parameters import Params
 from torchbayes.optim.noisy_kfac import NoisyKFAC
 from torchbayes.prior import Prior
 
@@ -41,7 +39,8 @@ class KFAC(NoisyKFAC):
         refresh_every: Maximum number of steps between inversions of a layer's factors; they are inverted at
             once when the layer's curvature has doubled.
         momentum_correction: When a scheduler lowers the rate, scale the momentum by the same factor.
-        params: Parameters or parameter groups of the model; all trainable ones if None.
+        params: What to train: names or patterns of weights (`"head.*"`), modules, parameters or parameter
+            groups; all trainable weights if None.
 
     Example:
         >>> import torch, torchbayes as tb
@@ -62,7 +61,7 @@ class KFAC(NoisyKFAC):
         self, model: nn.Module, lr: float | None = None, *, train_size: int,
         prior: Prior | float = 1.0, damping: float | None = None,
         betas: tuple[float, float] = (0.9, 0.1), refresh_every: int = 10,
-        momentum_correction: bool = False, params: Iterable[Any] | None = None,
+        momentum_correction: bool = False, params: Params | None = None,
     ) -> None:  # fmt: skip
         super().__init__(
             model, lr, train_size=train_size, prior=prior, temperature_steps=0, damping=damping,

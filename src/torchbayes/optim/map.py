@@ -7,16 +7,18 @@ added here. Scales and shifts of norm layers have no prior.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
 from torchbayes.core.declaration import register
-from torchbayes.core.parameters import norm_parameters, trainable
+from torchbayes.core.names import named_parameters
+from torchbayes.core.parameters import Params, norm_parameters, parameter_groups
 from torchbayes.optim.base import ModelOptimizer, check_number, check_train_size
 from torchbayes.posterior import Point, snapshot
+from torchbayes.posterior.partial import described
 from torchbayes.prior import GaussianPrior, Prior, as_prior
 
 __all__ = ["MAP", "MLE"]
@@ -38,7 +40,8 @@ class MAP(ModelOptimizer):
             δ/(2·`train_size`)·‖w‖² to the mean loss: torch's `weight_decay = δ / train_size`.
         optimizer: `"adam"` or `"sgd"`.
         momentum: Momentum of SGD.
-        params: Parameters or parameter groups of the model; all trainable ones if None.
+        params: What to train: names or patterns of weights (`"head.*"`), modules, parameters or parameter
+            groups; all trainable weights if None.
 
     Example:
         >>> import torch, torchbayes as tb
@@ -52,7 +55,7 @@ class MAP(ModelOptimizer):
 
     def __init__(
         self, model: nn.Module, lr: float = 1e-3, *, train_size: int, prior: Prior | float = 1.0,
-        optimizer: str = "adam", momentum: float = 0.9, params: Iterable[Any] | None = None,
+        optimizer: str = "adam", momentum: float = 0.9, params: Params | None = None,
     ) -> None:  # fmt: skip
         check_number("lr", lr, above=True)
         check_number("momentum", momentum, high=1.0)
@@ -75,21 +78,42 @@ class MAP(ModelOptimizer):
         self.defaults |= self._inner.defaults
         self._inner.state = self.state
 
-    def _groups(self, model: nn.Module, params: Iterable[Any] | None) -> list[dict[str, Any]]:
+    def _groups(self, model: nn.Module, params: Params | None) -> list[dict[str, Any]]:
         """Move the parameters of norm layers, which have no prior, to groups of their own."""
-        given = list(trainable(model).values() if params is None else params)
-        groups = given if given and isinstance(given[0], dict) else [{"params": given}]
-        names, norms = {id(p): name for name, p in model.named_parameters()}, norm_parameters(model)
+        names, norms = (
+            {id(p): name for name, p in named_parameters(model).items()}, norm_parameters(model)
+        )  # fmt: skip
         found: list[dict[str, Any]] = []
-        for group in groups:
-            members = group["params"]
-            members = [members] if isinstance(members, torch.Tensor) else list(members)
-            plain = [p for p in members if names.get(id(p)) not in norms]
-            rest = [p for p in members if names.get(id(p)) in norms]
+        for group in parameter_groups(model, params):
+            plain = [p for p in group["params"] if names[id(p)] not in norms]
+            rest = [p for p in group["params"] if names[id(p)] in norms]
             for some, decay in ((plain, self._decay), (rest, 0.0)):
                 if some:
                     found.append({"weight_decay": decay, **group, "params": some})
         return found
+
+    @property
+    def precision(self) -> float | None:
+        """The precision δ of a prior N(0, 1/δ), which may be set at any time; None for another prior."""
+        if self._pulls:
+            return None
+        decays = [g["weight_decay"] for g in self.param_groups if self._has_prior(g)]
+        return decays[0] * self.param_groups[0]["train_size"] if decays else None
+
+    @precision.setter
+    def precision(self, value: float) -> None:
+        if self._pulls:
+            raise ValueError(
+                f"the prior is a {type(self.prior).__name__}, which is no single precision: give MAP a number"
+            )
+        self.prior = as_prior(float(value))
+        for group in self.param_groups:
+            if self._has_prior(group):
+                group["weight_decay"] = value / group["train_size"]
+
+    def _has_prior(self, group: dict[str, Any]) -> bool:
+        norms = norm_parameters(self.model)
+        return any(self._names[id(p)] not in norms for p in group["params"])
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add more of the model's parameters; options in the group override the defaults."""
@@ -131,7 +155,8 @@ class MAP(ModelOptimizer):
 
     def posterior(self) -> Point:
         """Return the weights as a point posterior."""
-        return Point(snapshot(self.model), model_name=type(self.model).__name__)
+        held = self._held()
+        return Point(snapshot(self.model, held), **described(self.model, held))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -152,7 +177,8 @@ class MLE(MAP):
         lr: Learning rate.
         optimizer: `"adam"` or `"sgd"`.
         momentum: Momentum of SGD.
-        params: Parameters or parameter groups of the model; all trainable ones if None.
+        params: What to train: names or patterns of weights (`"head.*"`), modules, parameters or parameter
+            groups; all trainable weights if None.
 
     Example:
         >>> import torch, torchbayes as tb
@@ -162,7 +188,7 @@ class MLE(MAP):
 
     def __init__(
         self, model: nn.Module, lr: float = 1e-3, *, optimizer: str = "adam", momentum: float = 0.9,
-        params: Iterable[Any] | None = None,
+        params: Params | None = None,
     ) -> None:  # fmt: skip
         super().__init__(
             model, lr, train_size=1, prior=0.0, optimizer=optimizer, momentum=momentum,

@@ -1,16 +1,18 @@
 """The base of the optimisers that hold a Gaussian over the weights.
 
 Between steps the model has the mean weights. `sampled()` replaces them by a draw, watches the gradients
-inside the block, and restores the mean whatever happens. One or more blocks make a step: K draws on one
-batch, micro-batches with a draw each, and processes with draws of their own are all averaged the same way,
-weighted by the examples they saw (Algorithm 1 of the VOGN paper, lines 5 to 16).
+inside the block, and restores the mean whatever happens. One or more blocks make a step (Algorithm 1 of the
+VOGN paper, lines 5 to 16). Their gradients add up in `.grad`, as in torch, so the loss of each of k pieces is
+divided by k, whether the pieces are micro-batches or draws. `step(closure)` divides by its number of draws
+itself, and processes with draws of their own are averaged, weighted by the examples they saw.
 """
 
 from __future__ import annotations
 
+import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,11 +21,12 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from torchbayes.core import distributed
-from torchbayes.core.batch import check_mean_loss
-from torchbayes.core.parameters import norm_parameters
+from torchbayes.core.batch import LossWatch, LossWeights, check_mean_loss
+from torchbayes.core.parameters import Params, norm_parameters
 from torchbayes.curvature.capture import Capture, has_new_gradient, mark_gradients
 from torchbayes.optim.base import ModelOptimizer
 from torchbayes.posterior import Gaussian, Point, Posterior, Weights, snapshot
+from torchbayes.posterior.partial import described
 from torchbayes.prior import GaussianPrior, Prior, as_prior
 
 __all__ = ["Statistics", "WeightOptimizer", "add_scaled", "gaussian_prior"]
@@ -89,14 +92,14 @@ class Statistics:
 
 @dataclass
 class Bank:
-    """Sums of statistics over blocks, weighted by examples."""
+    """Sums of statistics over a closure's draws and over processes, weighted by examples."""
 
     sums: dict[Key, Tensor] = field(default_factory=dict)
     examples: float = 0.0
     empty: bool = True
 
     def add(self, statistics: Statistics, examples: float) -> None:
-        """Add the means of a block with this many examples."""
+        """Add the means over this many examples."""
         for key, tensor in statistics.tensors.items():
             weight = statistics.factors[key] * examples
             if key in self.sums:
@@ -136,7 +139,8 @@ class WeightOptimizer(ModelOptimizer):
 
     Args:
         model: The network.
-        params: Parameters or parameter groups of the model; all trainable ones if None.
+        params: What to train: names or patterns of weights (`"head.*"`), modules, parameters or parameter
+            groups; all trainable weights if None.
         defaults: Default options of the groups, including `train_size`.
         mc_samples: Draws per call of `step(closure)`.
         generator: Source of the noise; a new one, seeded from torch's, if None.
@@ -149,7 +153,7 @@ class WeightOptimizer(ModelOptimizer):
     reduces_statistics = True  # over processes: squares and products with noise, not only gradients
 
     def __init__(
-        self, model: nn.Module, params: Iterable[Any] | None, defaults: dict[str, Any], *,
+        self, model: nn.Module, params: Params | None, defaults: dict[str, Any], *,
         mc_samples: int, generator: torch.Generator | None, prior: GaussianPrior,
     ) -> None:  # fmt: skip
         if mc_samples < 1:
@@ -163,13 +167,14 @@ class WeightOptimizer(ModelOptimizer):
         norms = norm_parameters(self.model)
         self._fixed = {key for key, name in self._names.items() if name in norms}
         self._capture: Capture | None = None
-        self._bank = Bank()
-        self._unbanked = False
         self._inside = False
+        self._pending = False  # whether `.grad` has gradients of blocks that no step has used
         self._scaler_seen: float | None = None
-        self._local_examples = 0
-        self._largest_call = 0
         self._batch_size = 1.0
+        self._cleared = False  # whether zero_grad() was called in the last block
+        self._block_examples, self._block_call = 0, 0
+        self._largest_call: int
+        self._restart()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add more of the model's parameters; options in the group override the defaults."""
@@ -199,10 +204,24 @@ class WeightOptimizer(ModelOptimizer):
 
     @abstractmethod
     def _statistics(self) -> Statistics:
-        """Return the means over the last block's examples, at the gradients' current scale."""
+        """Return the means over the blocks' examples, at the gradients' current scale."""
+
+    def _before_redraw(self) -> None:
+        """Keep what the last draw is still needed for: another one follows, and gradients are added up."""
+
+    def _joining(
+        self, chosen: Sequence[tuple[Tensor, Tensor]], means: Sequence[Tensor]
+    ) -> AbstractContextManager[None]:
+        """Return a context in which gradients at another draw are added to earlier ones.
+
+        Args:
+            chosen: Parameters and their draws.
+            means: Their means.
+        """
+        return nullcontext()
 
     def _additive(self, statistics: Statistics) -> Statistics:
-        """Return the statistics in a form that can be averaged over blocks."""
+        """Return the statistics in a form that can be averaged over draws."""
         return statistics
 
     @abstractmethod
@@ -215,40 +234,102 @@ class WeightOptimizer(ModelOptimizer):
 
         Without noise, return the weights as a `Point`.
         """
-        name = type(self.model).__name__
-        if not self.random:
-            return Point(self._mean_weights(), model_name=name)
-        return Gaussian(self._mean_weights(), self._std(), model_name=name)
+        mean, about = self._mean_weights()
+        return Gaussian(mean, self._std(), **about) if self.random else Point(mean, **about)
 
     # Drawing.
 
     @contextmanager
-    def sampled(self) -> Iterator[None]:
+    def sampled(self, *, examples: int | None = None) -> Iterator[None]:
         """Replace the mean weights by a draw; run forward and backward passes inside.
 
-        Several blocks before a `step()` are averaged, weighted by their examples; a block without a backward
-        pass does not count. The mean is restored at the end of the block, also after an exception, in which
-        case the block does not count either.
+        Gradients add up in `.grad` over the backward passes of a block and over blocks, as in torch, until
+        `zero_grad()`. Divide the loss of each of k pieces by k, so that their sum is one mean loss:
+
+            optimizer.zero_grad()
+            for x, y in pieces:                              # each with a draw of its own
+                with optimizer.sampled():
+                    (F.cross_entropy(model(x), y) / len(pieces)).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)   # of the sum
+            optimizer.step()
+
+        Losses that were clearly not divided raise a `ValueError`. Squares of per-example gradients, where
+        the optimiser needs them, are those of the undivided loss. Pieces of different sizes are weighted as
+        the losses are: for the mean over all examples, weight each by its share of them.
+
+        A block without a backward pass does not count. The mean is restored at the end of the block, also
+        after an exception; the gradients of the step are cleared then.
+
+        Args:
+            examples: Number of examples of which the block's loss is the mean; if None, the length of the
+                model's first input. Give it where that is something else, as for a graph of which only some
+                nodes have labels.
         """
         if self._inside:
             raise RuntimeError("sampled() is already open: end it before drawing again")
-        self._bank_block()
+        if examples is not None and examples < 1:
+            raise ValueError(f"examples is {examples}: expected the number of labels, at least 1")
+        again = self._pending and any(p.grad is not None for p in self._parameters())
+        if not again:
+            self._restart()
+        self._cleared = False
         with torch.no_grad():
+            if again:
+                self._before_redraw()
             chosen = self._draw() if self.random else []
         means = [p.data for p, _ in chosen]
-        self._inside = True
+        self._inside, ended = True, False
+        alone = distributed.in_group() and self.random
+        guard = (
+            self.model.register_forward_pre_hook(distributed.refuse_averaging) if alone else None
+        )
         try:
             for p, draw in chosen:
                 p.data = draw
-            with self._watching():
+            joining = self._joining(chosen, means) if again else nullcontext()
+            with self._watching(again, examples), joining:
                 yield
+            ended = True
         finally:
             for (p, _), mean in zip(chosen, means, strict=True):
                 p.data = mean
                 # A later backward pass would use the mean where the forward pass used the draw: make it fail.
                 torch.autograd.graph.increment_version(p)
             self._inside = False
-        self._unbanked = any(has_new_gradient(p) for p in self._parameters())
+            if guard is not None:
+                guard.remove()
+            if not ended:
+                self.zero_grad()
+        if not (again or self._cleared):
+            self._warn_of_leftovers()
+        self._pending = self._pending or any(has_new_gradient(p) for p in self._parameters())
+
+    def _warn_of_leftovers(self) -> None:
+        """Warn if the block's gradients were added to some that no block has computed."""
+        for p in self._parameters():
+            marked = hasattr(p.grad, "_torchbayes_mark")  # the same tensor as before the block
+            if marked and has_new_gradient(p):
+                warnings.warn(
+                    f"the gradient of {self._names[id(p)]!r} from before this sampled() block was not "
+                    "cleared, so the block's was added to it: call zero_grad() after each step, and run the "
+                    "backward pass of every piece inside a block",
+                    stacklevel=4,
+                )
+                return
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients, and with them what was gathered in `sampled()` blocks since the last step."""
+        if self._inside and self._pending:
+            warnings.warn(
+                "zero_grad() in this sampled() block clears the gradients of earlier blocks, which no step() "
+                "has used: to add up the gradients of several draws or pieces, call it once before the first "
+                "block and divide each loss by their number",
+                stacklevel=2,
+            )
+        with torch._C.DisableTorchFunction():  # a mode would see every access to a `.grad`
+            super().zero_grad(set_to_none)
+        self._cleared = True
+        self._restart()
 
     def _draw(self) -> list[tuple[Tensor, Tensor]]:
         groups = [(group, self._perturbable(group)) for group in self.param_groups]
@@ -260,51 +341,65 @@ class WeightOptimizer(ModelOptimizer):
         return [(p, draws[id(p)]) for _, params in groups for p in params]
 
     @contextmanager
-    def _watching(self) -> Iterator[None]:
-        self._local_examples, self._largest_call, self._scaler_seen = 0, 0, None
+    def _watching(self, again: bool, examples: int | None) -> Iterator[None]:
         if self.watches_examples:
             if self._capture is None:
                 self._capture = self._new_capture()
-            with self._capture.block():
+            with self._capture.block(fresh=not again, examples=examples):
                 yield
-            self._local_examples, self._scaler_seen = self._capture.examples, self._capture.unscaled
-            self._largest_call = self._capture.largest_batch
+            self._scaler_seen = self._capture.unscaled
+            self._note_calls(self._capture.largest_batch, examples)
             return
         mark_gradients(self._parameters())
+        self._block_examples, self._block_call = 0, 0
         handle = self.model.register_forward_pre_hook(self._count_examples, with_kwargs=True)
         try:
-            yield
+            with LossWatch(self._saw_loss):
+                yield
         finally:
             handle.remove()
+        self._examples += self._block_examples if examples is None else examples
+        self._note_calls(self._block_call, examples)
+
+    def _saw_loss(self, loss: Tensor) -> None:
+        if self._pending and all(p.grad is None for p in self._parameters()):
+            self._restart()  # the model's zero_grad() has cleared them
+        self._losses.add(loss, self._block_call or None)
+
+    def _note_calls(self, largest: int, examples: int | None) -> None:
+        self._largest_call = max(self._largest_call, largest if examples is None else examples)
 
     def _new_capture(self) -> Capture:
         return Capture(self.model, {self._names[id(p)]: p for p in self._parameters()})
 
     def _count_examples(self, _module: nn.Module, args: Any, kwargs: Any) -> None:
+        self._losses.calls += 1
         for value in tree_leaves((args, kwargs)):
             if isinstance(value, Tensor) and value.dim() > 0:
-                self._local_examples += value.shape[0]
-                self._largest_call = max(self._largest_call, value.shape[0])
+                self._block_examples += value.shape[0]
+                self._block_call = max(self._block_call, value.shape[0])
                 return
 
     # Stepping.
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def step(self, closure: Callable[[], Any] | None = None, *, examples: int | None = None) -> Any:
         """Update the distribution.
 
         Args:
             closure: Clears the gradients, computes the *mean* loss of a batch and its gradients, and
                 returns the loss. It is called once per draw. Without it, `sampled()` must have been used.
+            examples: Number of examples of which the closure's loss is the mean, as for `sampled()`.
 
         Returns:
             The closure's loss, averaged over the draws.
         """
         loss: Any = None
+        bank = Bank()
         if closure is not None:
             self._forget()
             try:
-                loss = self._run(closure)
+                loss = self._run(closure, bank, examples)
             except BaseException:
                 self._forget()
                 raise
@@ -313,20 +408,16 @@ class WeightOptimizer(ModelOptimizer):
             self._forget()
             return loss
         shared = distributed.in_group() and distributed.world_size() > 1
-        if not (self._unbanked or shared) and self._bank.empty:  # a process may have no examples
+        if not (self._pending or shared) and bank.empty:  # a process may have no examples
             raise RuntimeError(
                 "step() has no gradients of a draw: call step(closure), or run the backward pass inside "
                 "`with optimizer.sampled():` first"
             )
-        unscaled_outside = found_inf is not None and scale is None and self._scaler_seen is None
-        if unscaled_outside and self.watches_examples:
-            raise ValueError(
-                "the gradients were unscaled outside sampled(): call scaler.unscale_(optimizer) inside the "
-                "block, so that squared gradients are unscaled too"
-            )
-        statistics = self._gathered(shared)
-        examples = self._local_examples if self._bank.empty else self._bank.examples
-        self._batch_size = max(1.0, examples / self.mc_samples)  # all draws see the same examples
+        if found_inf is not None and scale is None and self._scaler_seen is None:
+            self._unscaled_outside()
+        self._watched().check_total()
+        statistics, count = self._gathered(bank, shared)
+        self._batch_size = max(1.0, count / self.mc_samples)  # all draws see the same examples
         self._check_train_size()
         if scale is not None:
             statistics.unscale(float(scale))
@@ -334,48 +425,75 @@ class WeightOptimizer(ModelOptimizer):
         self._forget()
         return loss
 
-    def _run(self, closure: Callable[[], Any]) -> Any:
+    def _run(self, closure: Callable[[], Any], bank: Bank, examples: int | None) -> Any:
+        """Run the closure once per draw; with several draws, gather their statistics."""
         total: Any = None
-        for _ in range(self.mc_samples):
-            with self.sampled(), torch.enable_grad():
+        for draw in range(self.mc_samples):
+            with self.sampled(examples=examples), torch.enable_grad():
                 loss = closure()
             if isinstance(loss, Tensor):
                 if self._largest_call > 0:
                     check_mean_loss(loss, self._largest_call)
                 loss = loss.detach()
             total = loss if total is None else total + loss
+            if self.mc_samples > 1 and self._pending:
+                bank.add(self._additive(self._statistics()), self._local_examples)
+                self._pending = False
+                if draw + 1 < self.mc_samples:
+                    for p in self._parameters():
+                        p.grad = None  # it is in the bank
         return total if self.mc_samples == 1 or total is None else total / self.mc_samples
+
+    def _unscaled_outside(self) -> None:
+        """Find the scale of squares when a `GradScaler` has unscaled the gradients after the blocks."""
+        factor = self._watched().scale
+        if not self.watches_examples:
+            return
+        if factor is None:
+            raise ValueError(
+                "the gradients were unscaled but the loss shows no scale: call "
+                "scaler.scale(loss).backward() inside sampled()"
+            )
+        self._scaler_seen = 1.0 / float(factor)
 
     def _check_train_size(self) -> None:
         for group in self.param_groups:
             if self._largest_call > group["train_size"]:
                 raise ValueError(
                     f"train_size is {group['train_size']} but a batch has {self._largest_call} examples: "
-                    "train_size is the number of examples in the whole training set"
+                    "train_size is the number of examples in the whole training set, and "
+                    "sampled(examples=…) says how many a batch has if its rows are not examples"
                 )
 
+    def _restart(self) -> None:
+        """Start the sums over blocks again."""
+        self._pending = False
+        self._examples, self._largest_call = 0.0, 0
+        self._losses = LossWeights()
+        if self._capture is not None:
+            self._capture.restart()
+
     def _forget(self) -> None:
-        self._unbanked, self._bank = False, Bank()
+        self._restart()
+        self._scaler_seen = None
 
-    def _bank_block(self) -> None:
-        """Store the statistics of the last block, because another one follows."""
-        if not self._unbanked:
-            return
-        with torch.no_grad():
-            self._bank.add(self._additive(self._statistics()), float(self._local_examples))
-            for p in self._parameters():
-                p.grad = None  # it is in the bank now
-        self._unbanked = False
+    def _watched(self) -> LossWeights:
+        return self._losses if self._capture is None else self._capture.losses
 
-    def _gathered(self, shared: bool) -> Statistics:
-        """Return the means over all blocks, of all processes if they share the work."""
-        if self._bank.empty and not shared:
-            return self._statistics()
-        if self._unbanked:
-            self._bank.add(self._additive(self._statistics()), float(self._local_examples))
+    @property
+    def _local_examples(self) -> float:
+        """Number of examples of the blocks of this step in this process."""
+        return self._examples if self._capture is None else self._capture.examples
+
+    def _gathered(self, bank: Bank, shared: bool) -> tuple[Statistics, float]:
+        """Return the means over all draws, of all processes if they share the work, and their examples."""
+        if bank.empty and not shared:
+            return self._statistics(), self._local_examples
+        if self._pending:
+            bank.add(self._additive(self._statistics()), self._local_examples)
         if shared:
-            self._bank.reduce(self._shapes())
-        return self._bank.mean()
+            bank.reduce(self._shapes())
+        return bank.mean(), bank.examples
 
     def _shapes(self) -> dict[Key, Tensor]:
         """Return a tensor of the right shape for every statistic, in an order that all processes share."""
@@ -425,9 +543,11 @@ class WeightOptimizer(ModelOptimizer):
                     result[self._names[id(p)]] = variance.sqrt_().detach()
         return result
 
-    def _mean_weights(self) -> Weights:
+    def _mean_weights(self) -> tuple[Weights, dict[str, str]]:
+        """Return what a posterior holds as its mean, and what it knows about the network."""
         if self._inside:
             raise RuntimeError(
                 "posterior() inside sampled() would take the draw for the mean: end it first"
             )
-        return snapshot(self.model)
+        held = self._held()
+        return snapshot(self.model, held), described(self.model, held)

@@ -26,7 +26,7 @@ inverse of the smaller one overshoots.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -34,6 +34,7 @@ from torch import Tensor, nn
 
 from torchbayes.core.declaration import register
 from torchbayes.core.noise import normals_
+from torchbayes.core.parameters import Params
 from torchbayes.curvature import Capture
 from torchbayes.optim.natural_gradient import Key, Statistics
 from torchbayes.optim.vogn import VOGN
@@ -128,7 +129,8 @@ class NoisyKFAC(VOGN):
             once when the layer's curvature has doubled.
         augmentation: Factor ρ by which data augmentation enlarges the training set.
         momentum_correction: When a scheduler lowers the rate, scale the momentum by the same factor.
-        params: Parameters or parameter groups of the model; all trainable ones if None.
+        params: What to train: names or patterns of weights (`"head.*"`), modules, parameters or parameter
+            groups; all trainable weights if None.
         generator: Source of the noise; its state is saved with the optimiser's.
 
     Example:
@@ -150,7 +152,7 @@ class NoisyKFAC(VOGN):
         initial_temperature: float | None = None, temperature_steps: int | None = None,
         mc_samples: int = 1, damping: float | None = None,
         betas: tuple[float, float] = (0.9, 0.1), refresh_every: int = 10, augmentation: float = 1.0,
-        momentum_correction: bool = False, params: Iterable[Any] | None = None,
+        momentum_correction: bool = False, params: Params | None = None,
         generator: torch.Generator | None = None,
     ) -> None:  # fmt: skip
         if refresh_every < 1:
@@ -237,11 +239,11 @@ class NoisyKFAC(VOGN):
         assert self._capture is not None
         result = super()._statistics()
         scale = 1.0 if self._scaler_seen is None else self._scaler_seen
-        examples = self._capture.examples
+        examples, factor = self._capture.examples, self._capture.effective_examples * scale**2
         for key, sums in self._capture.factors.items():
             if sums.rows > 0 and sums.inputs is not None and sums.outputs is not None:
                 result.put(("inputs", key), sums.inputs, 1 / examples)
-                result.put(("outputs", key), sums.outputs, examples**2 / sums.rows * scale**2)
+                result.put(("outputs", key), sums.outputs, factor * sums.examples / sums.rows)
         return result
 
     def _shapes(self) -> dict[Key, Tensor]:
@@ -323,6 +325,7 @@ class NoisyKFAC(VOGN):
         """Return a matrix Gaussian for every layer and independent Gaussians for other weights."""
         if not self.random:
             return super().posterior()
+        mean, about = self._mean_weights()
         std = self._std()  # the prior's for a layer that has not been used yet
         outputs: Weights = {}
         inputs: Weights = {}
@@ -338,6 +341,4 @@ class NoisyKFAC(VOGN):
                         biases[name] = bias[0]
                     for used in (name, *bias):
                         std.pop(used, None)
-        return KroneckerGaussian(
-            self._mean_weights(), outputs, inputs, biases, std, model_name=type(self.model).__name__
-        )
+        return KroneckerGaussian(mean, outputs, inputs, biases, std, None, **about)

@@ -6,13 +6,11 @@ table of symbols is VOGN's.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
-
 import torch
 from torch import nn
 
 from torchbayes.core.declaration import register
+from torchbayes.core.parameters import Params
 from torchbayes.optim.vogn import VOGN
 from torchbayes.prior import Prior
 
@@ -38,7 +36,8 @@ class OGN(VOGN):
         betas: Decay β1 of the momentum and weight β2 of the *new* curvature.
         augmentation: Factor ρ by which data augmentation enlarges the training set.
         momentum_correction: When a scheduler lowers the rate, scale the momentum by the same factor.
-        params: Parameters or parameter groups of the model; all trainable ones if None.
+        params: What to train: names or patterns of weights (`"head.*"`), modules, parameters or parameter
+            groups; all trainable weights if None.
 
     Example:
         >>> import torch, torchbayes as tb
@@ -57,7 +56,7 @@ class OGN(VOGN):
         self, model: nn.Module, lr: float = 3e-3, *, train_size: int, prior: Prior | float = 1.0,
         damping: float | None = None, betas: tuple[float, float] = (0.9, 0.1),
         augmentation: float = 1.0, momentum_correction: bool = False,
-        params: Iterable[Any] | None = None,
+        params: Params | None = None,
     ) -> None:  # fmt: skip
         super().__init__(
             model, lr, train_size=train_size, prior=prior, temperature_steps=0, damping=damping,

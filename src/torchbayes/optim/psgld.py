@@ -18,13 +18,13 @@ the samples are exact only in the limit of a slow average, α → 1.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from torchbayes.core.declaration import register
+from torchbayes.core.parameters import Params
 from torchbayes.optim.base import check_number, check_train_size
 from torchbayes.optim.sampler import Sampler
 from torchbayes.prior import Prior
@@ -66,7 +66,8 @@ class PSGLD(Sampler):
         temperature: Divisor T of the log-likelihood; the prior is not tempered, as in VOGN.
         decay: Weight α of the old value in the average V of squared gradients.
         damping: Constant λ added to √V: the largest preconditioner is 1/λ.
-        params: Parameters or parameter groups of the model; all trainable ones if None.
+        params: What to train: names or patterns of weights (`"head.*"`), modules, parameters or parameter
+            groups; all trainable weights if None.
         generator: Source of the noise; its state is saved with the sampler's.
 
     Example:
@@ -85,7 +86,7 @@ class PSGLD(Sampler):
     def __init__(
         self, model: nn.Module, lr: float | None = None, *, train_size: int,
         prior: Prior | float = 1.0, temperature: float = 1.0, decay: float = 0.99,
-        damping: float = 1e-5, params: Iterable[Any] | None = None,
+        damping: float = 1e-5, params: Params | None = None,
         generator: torch.Generator | None = None,
     ) -> None:  # fmt: skip
         check_number("damping", damping, above=True)

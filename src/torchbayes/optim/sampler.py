@@ -13,13 +13,15 @@ from __future__ import annotations
 import logging
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from torchbayes.core import distributed
+from torchbayes.core.parameters import Params
 from torchbayes.optim.base import ModelOptimizer, check_number
 from torchbayes.prior import GaussianPrior, Prior, as_prior
 
@@ -41,7 +43,8 @@ class Sampler(ModelOptimizer):
         train_size: Number of training examples.
         prior: Prior of the weights: the precision δ of N(0, 1/δ), or a `Prior`.
         temperature: Divisor T of the log-likelihood; the prior is not tempered, as in VOGN.
-        params: Parameters or parameter groups of the model; all trainable ones if None.
+        params: What to train: names or patterns of weights (`"head.*"`), modules, parameters or parameter
+            groups; all trainable weights if None.
         generator: Source of the noise; a new one, seeded from torch's, if None. Its state is saved with the
             sampler's.
         settings: Options of the subclass; a parameter group may override them.
@@ -52,7 +55,7 @@ class Sampler(ModelOptimizer):
 
     def __init__(
         self, model: nn.Module, lr: float, *, train_size: int, prior: Prior | float,
-        temperature: float, params: Iterable[Any] | None, generator: torch.Generator | None,
+        temperature: float, params: Params | None, generator: torch.Generator | None,
         settings: dict[str, Any],
     ) -> None:  # fmt: skip
         check_number("lr", lr, above=True)
@@ -60,6 +63,8 @@ class Sampler(ModelOptimizer):
         self.prior = as_prior(prior)
         defaults = {"lr": lr, "train_size": train_size, "temperature": temperature}
         super().__init__(model, params, defaults | settings, generator=generator)
+        if generator is None and distributed.in_group():
+            model.register_forward_pre_hook(distributed.refuse_averaging)
         norm = next((n for n, m in model.named_modules() if isinstance(m, _BatchNorm)), None)
         if norm is not None:
             _LOG.warning(

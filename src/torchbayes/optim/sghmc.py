@@ -19,13 +19,13 @@ and, as in the paper's experiments, it is not resampled periodically.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from torchbayes.core.declaration import register
+from torchbayes.core.parameters import Params
 from torchbayes.optim.base import check_number
 from torchbayes.optim.momentum import friction_of, mass_of
 from torchbayes.optim.sampler import Sampler
@@ -72,7 +72,8 @@ class SGHMC(Sampler):
         friction: Friction D, an alternative to `momentum`.
         gradient_variance: Variance V̂ of `train_size` times the gradient of a batch; the added noise is
             reduced by it.
-        params: Parameters or parameter groups of the model; all trainable ones if None.
+        params: What to train: names or patterns of weights (`"head.*"`), modules, parameters or parameter
+            groups; all trainable weights if None.
         generator: Source of the noise; its state is saved with the sampler's.
 
     Example:
@@ -92,7 +93,7 @@ class SGHMC(Sampler):
         self, model: nn.Module, lr: float = 1e-2, *, train_size: int, prior: Prior | float = 1.0,
         temperature: float = 1.0, average_step: float | None = None, momentum: float | None = None,
         mass: float | None = None, friction: float | None = None, gradient_variance: float = 0.0,
-        params: Iterable[Any] | None = None, generator: torch.Generator | None = None,
+        params: Params | None = None, generator: torch.Generator | None = None,
     ) -> None:  # fmt: skip
         check_number("lr", lr, above=True)
         check_number("gradient_variance", gradient_variance)

@@ -14,13 +14,13 @@ Deviations from the paper: none. ∇U below is minus the bracket of Eq. (4).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from torchbayes.core.declaration import register
+from torchbayes.core.parameters import Params
 from torchbayes.optim.base import check_train_size
 from torchbayes.optim.sampler import Sampler
 from torchbayes.prior import Prior
@@ -54,7 +54,8 @@ class SGLD(Sampler):
         train_size: Number N of training examples.
         prior: Prior of the weights: the precision δ of N(0, 1/δ), or a `Prior`.
         temperature: Divisor T of the log-likelihood; the prior is not tempered, as in VOGN.
-        params: Parameters or parameter groups of the model; all trainable ones if None.
+        params: What to train: names or patterns of weights (`"head.*"`), modules, parameters or parameter
+            groups; all trainable weights if None.
         generator: Source of the noise; its state is saved with the sampler's.
 
     Example:
@@ -75,7 +76,7 @@ class SGLD(Sampler):
 
     def __init__(
         self, model: nn.Module, lr: float | None = None, *, train_size: int,
-        prior: Prior | float = 1.0, temperature: float = 1.0, params: Iterable[Any] | None = None,
+        prior: Prior | float = 1.0, temperature: float = 1.0, params: Params | None = None,
         generator: torch.Generator | None = None,
     ) -> None:  # fmt: skip
         super().__init__(

@@ -19,7 +19,7 @@ default every weight has a thermostat, as in the ATMC paper, instead of one for 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 import torchbayes.optim.thermostat as dynamics
 from torchbayes.core.declaration import register
+from torchbayes.core.parameters import Params
 from torchbayes.optim.base import check_number
 from torchbayes.optim.momentum import friction_of, mass_of, speed_limit_of
 from torchbayes.optim.sampler import Sampler
@@ -84,7 +85,8 @@ class SGNHT(Sampler):
         friction: Friction D, an alternative to `momentum`.
         per_parameter: Use a thermostat for every weight; if False, one for all weights of a group, as in the
             original, which is faster but removes only noise that all weights have in common.
-        params: Parameters or parameter groups of the model; all trainable ones if None.
+        params: What to train: names or patterns of weights (`"head.*"`), modules, parameters or parameter
+            groups; all trainable weights if None.
         generator: Source of the noise; its state is saved with the sampler's.
 
     Example:
@@ -102,7 +104,7 @@ class SGNHT(Sampler):
         temperature: float = 1.0, average_step: float | None = None, max_step: float | None = None,
         momentum: float | None = None, mass: float | None = None, speed_limit: float | None = None,
         friction: float | None = None, per_parameter: bool = True,
-        params: Iterable[Any] | None = None, generator: torch.Generator | None = None,
+        params: Params | None = None, generator: torch.Generator | None = None,
     ) -> None:  # fmt: skip
         check_number("lr", lr, above=True)
         m = mass_of(lr, average_step, mass, train_size)

@@ -25,13 +25,14 @@ no prior.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from torchbayes.core.declaration import register
+from torchbayes.core.parameters import Params
 from torchbayes.optim.base import check_number, check_train_size
 from torchbayes.optim.natural_gradient import (
     Statistics,
@@ -131,7 +132,8 @@ class VOGN(WeightOptimizer):
         augmentation: Factor ρ by which data augmentation enlarges the training set.
         momentum_correction: When a scheduler lowers the rate, scale the momentum by the same factor once, so
             that old gradients do not outweigh new ones.
-        params: Parameters or parameter groups of the model; all trainable ones if None.
+        params: What to train: names or patterns of weights (`"head.*"`), modules, parameters or parameter
+            groups; all trainable weights if None.
         generator: Source of the noise; its state is saved with the optimiser's.
 
     Example:
@@ -160,7 +162,7 @@ class VOGN(WeightOptimizer):
         initial_temperature: float | None = None, temperature_steps: int | None = None,
         mc_samples: int = 1, damping: float | None = None, betas: tuple[float, float] = (0.9, 0.1),
         initial_precision: float | None = None, augmentation: float = 1.0,
-        momentum_correction: bool = False, params: Iterable[Any] | None = None,
+        momentum_correction: bool = False, params: Params | None = None,
         generator: torch.Generator | None = None,
     ) -> None:  # fmt: skip
         belief = gaussian_prior(prior)
@@ -245,13 +247,14 @@ class VOGN(WeightOptimizer):
         result = Statistics()
         # A GradScaler used inside the block has unscaled the gradients but not their squares.
         scale = 1.0 if self._scaler_seen is None else self._scaler_seen
+        factor = self._capture.effective_examples * scale**2
         for p in self._parameters():
             if p.grad is None or not p.requires_grad:
                 continue
             result.put(("gradient", id(p)), p.grad)
             squares = self._capture.sum_of_squares(p)
             if squares is not None:
-                result.put(("square", id(p)), squares, self._capture.examples * scale**2)
+                result.put(("square", id(p)), squares, factor)
         return result
 
     def _update(self, statistics: Statistics) -> None:

@@ -52,7 +52,7 @@ def regression_figure(
     grid = torch.linspace(low, high, 300, dtype=inputs.dtype).unsqueeze(1)
     likelihood = GaussianNoise() if likelihood is None else likelihood
     taken = grid if transform is None else transform(grid)
-    p = predictive(model, posterior, taken, samples, likelihood=likelihood, generator=generator)
+    p = predictive(model, posterior, taken, samples, likelihood, generator, recalibrate=False)
     if not isinstance(p, RegressionPredictive):
         raise ValueError(
             "the likelihood is for classes: give one for real targets, such as GaussianNoise"

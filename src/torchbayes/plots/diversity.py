@@ -15,8 +15,10 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
+from torchbayes.core.names import named_parameters
 from torchbayes.plots.figure import COLOURS, INK, plain
-from torchbayes.posterior import Generated, Point, Posterior, Samples, Weights, Wrapper
+from torchbayes.posterior import Generated, Point, Posterior, Samples, Weights
+from torchbayes.posterior.posterior import plain_network
 from torchbayes.variational.residual_blocks import find_blocks
 
 __all__ = [
@@ -80,13 +82,13 @@ def weight_correlations(
         draws: Number of draws.
         generator: Random generator for pairs and draws.
     """
-    network = model.model if isinstance(model, Wrapper) else model
+    network = plain_network(model)
     if isinstance(posterior, Point | Samples):
         raise ValueError(
             f"{posterior!r} has too few networks to correlate weights: use a posterior that gives fresh draws"
         )
     groups = _weights_by_block(network, posterior, find_blocks(network, None))
-    sizes = {name: p.numel() for name, p in network.named_parameters()}
+    sizes = {name: p.numel() for name, p in named_parameters(network).items()}
     names = list(groups)
     chosen: list[tuple[str, int]] = []
 
@@ -119,7 +121,8 @@ def random_weights(network: nn.Module, posterior: Posterior) -> list[str]:
     """Return the names of the weights that a hypernetwork generates, else of matrices and kernels."""
     if isinstance(posterior, Generated):
         return list(posterior.generated)
-    return [name for name, p in network.named_parameters() if p.dim() > 1]
+    held = posterior._shapes()
+    return [n for n, p in named_parameters(network).items() if p.dim() > 1 and n in held]
 
 
 def _weights_by_block(

@@ -10,15 +10,20 @@ Files are safetensors with a JSON header. Reading one never unpickles and never 
 from torchbayes.core.storage import PosteriorFileError
 from torchbayes.posterior.dropout import DropoutPosterior
 from torchbayes.posterior.files import load
+from torchbayes.posterior.full import FullGaussian
 from torchbayes.posterior.gaussian import Gaussian, LowRankGaussian
 from torchbayes.posterior.generated import Generated
 from torchbayes.posterior.kronecker import KroneckerGaussian
+from torchbayes.posterior.partial import digest_of_rest, held_names
 from torchbayes.posterior.point import Point
 from torchbayes.posterior.posterior import Posterior, Weights, Wrapper, snapshot
+from torchbayes.posterior.rows import RowGaussian
 from torchbayes.posterior.samples import Samples
+from torchbayes.posterior.shrunk import ShrunkGaussian
 
 __all__ = [
     "DropoutPosterior",
+    "FullGaussian",
     "Gaussian",
     "Generated",
     "KroneckerGaussian",
@@ -26,9 +31,13 @@ __all__ = [
     "Point",
     "Posterior",
     "PosteriorFileError",
+    "RowGaussian",
     "Samples",
+    "ShrunkGaussian",
     "Weights",
     "Wrapper",
+    "digest_of_rest",
+    "held_names",
     "load",
     "snapshot",
 ]

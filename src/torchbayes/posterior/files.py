@@ -40,7 +40,6 @@ def load(path: str | Path, model: nn.Module | None = None) -> Posterior:
             raise PosteriorFileError(
                 f"{path} has no draw-000000.safetensors: it is not a bank of samples"
             )
-        posterior.model_name = read_tensors(posterior._file(0))[0]["model"]
     else:
         header, tensors = read_tensors(path)
         if header.get("kind") not in Posterior.kinds:
@@ -59,6 +58,7 @@ def load(path: str | Path, model: nn.Module | None = None) -> Posterior:
                 f"{path} says it is a {header['kind']!r} posterior but its contents do not fit ({error})"
             ) from error
         posterior.model_name = header["model"]
+        posterior.rest = str(header["settings"].get("rest", ""))
     if model is not None:
         try:
             posterior.check(model)

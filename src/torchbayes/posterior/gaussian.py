@@ -50,6 +50,7 @@ class Gaussian(StoredPosterior):
         mean: The means, and buffers if the draws share some.
         std: The standard deviations. A weight that is not named here is deterministic.
         model_name: The class name of their model.
+        rest: `digest_of_rest` of their model if some of its weights are not held.
 
     Example:
         >>> import torch, torchbayes as tb
@@ -60,9 +61,11 @@ class Gaussian(StoredPosterior):
 
     kind = "gaussian"
 
-    def __init__(self, mean: Weights, std: Weights, *, model_name: str = "") -> None:
+    def __init__(
+        self, mean: Weights, std: Weights, *, model_name: str = "", rest: str = ""
+    ) -> None:
         _check_std(mean, std)
-        super().__init__(mean, model_name)
+        super().__init__(mean, model_name, rest)
         self._std = copied(std)
 
     def std(self) -> Weights:
@@ -114,6 +117,7 @@ class LowRankGaussian(StoredPosterior):
         factors: For each weight a tensor of shape (rank, *weight.shape): the columns of D, already
             scaled. One set of `rank` normal numbers moves all weights together.
         model_name: The class name of their model.
+        rest: `digest_of_rest` of their model if some of its weights are not held.
 
     Example:
         >>> import torch, torchbayes as tb
@@ -127,8 +131,9 @@ class LowRankGaussian(StoredPosterior):
     kind = "low-rank-gaussian"
 
     def __init__(
-        self, mean: Weights, std: Weights, factors: Weights, *, model_name: str = ""
-    ) -> None:
+        self, mean: Weights, std: Weights, factors: Weights, *, model_name: str = "",
+        rest: str = "",
+    ) -> None:  # fmt: skip
         _check_std(mean, std)
         for name, factor in factors.items():
             if not factor.dim() or name not in mean or factor.shape[1:] != mean[name].shape:
@@ -138,7 +143,7 @@ class LowRankGaussian(StoredPosterior):
         ranks = {factor.shape[0] for factor in factors.values()}
         if len(ranks) > 1:
             raise ValueError(f"factors have ranks {sorted(ranks)}: give every weight the same rank")
-        super().__init__(mean, model_name)
+        super().__init__(mean, model_name, rest)
         self._std, self._factors = copied(std), copied(factors)
         self.rank = ranks.pop() if ranks else 0
 

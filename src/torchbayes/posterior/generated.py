@@ -40,6 +40,7 @@ class Generated(Posterior):
         groups: The name of every generated weight's latent: weights with the same name share z.
         latent: The distribution p(z), such as `torchbayes.latents.normal`.
         model_name: The class name of their model.
+        rest: `digest_of_rest` of their model if some of its weights are not held.
 
     Example:
         >>> import torch, torchbayes as tb
@@ -56,7 +57,7 @@ class Generated(Posterior):
 
     def __init__(
         self, weights: Weights, first: Weights, second: Weights, groups: Mapping[str, str],
-        latent: Latent, *, model_name: str = "",
+        latent: Latent, *, model_name: str = "", rest: str = "",
     ) -> None:  # fmt: skip
         if not (first.keys() == second.keys() == groups.keys()):
             raise ValueError("first, second and groups must name the same weights")
@@ -67,8 +68,14 @@ class Generated(Posterior):
                     f"{tuple(second[name].shape)}: expected (hidden, latent) and (…, hidden)"
                 )
         self._weights, self._first, self._second = copied(weights), copied(first), copied(second)
-        self.groups, self.latent, self.model_name = dict(groups), latent, model_name
+        self.groups, self.latent = dict(groups), latent
+        self.model_name, self.rest = model_name, rest
         self.members: list[tuple[Weights, Weights]] = []  # latents and buffers of the draws to keep
+
+    @property
+    def shares_statistics(self) -> bool:  # type: ignore[override]
+        """Whether new draws have the statistics of training, because there are no `calibrated` ones."""
+        return not self.members
 
     @property
     def latent_dim(self) -> int:

@@ -33,11 +33,14 @@ def _plain(tensor: Tensor) -> Tensor:
 
 
 class KroneckerGaussian(StoredPosterior):
-    """A matrix Gaussian for every layer, W = M + L_G E L_Aᵀ with standard normal E.
+    """A matrix Gaussian for every layer, W = M + L_G (S ∘ E) L_Aᵀ with standard normal E.
 
     G. Zhang et al., Noisy Natural Gradient as Variational Inference, ICML 2018. The rows of W are a layer's
     outputs; the columns its inputs and, if it has one, its bias. The layers are independent of each other,
     and weights outside these layers have independent Gaussians.
+
+    Without S the covariance is a Kronecker product. With the eigenvectors of two factors as L_G and L_A, S
+    has the standard deviations in their basis: that of a precision G ⊗ A + δ, say, which is no product.
 
     Args:
         mean: The means, and buffers if the draws share some.
@@ -45,7 +48,9 @@ class KroneckerGaussian(StoredPosterior):
         inputs: L_A by the layer's weight name.
         biases: The name of the bias in the last column, by weight name, for layers with a bias.
         std: The standard deviations of independent weights. A weight that is named nowhere is deterministic.
+        scales: S by the layer's weight name, of shape (outputs, inputs); ones for a layer without it.
         model_name: The class name of their model.
+        rest: `digest_of_rest` of their model if some of its weights are not held.
 
     Example:
         >>> import torch, torchbayes as tb
@@ -60,13 +65,15 @@ class KroneckerGaussian(StoredPosterior):
 
     def __init__(
         self, mean: Weights, outputs: Weights, inputs: Weights,
-        biases: Mapping[str, str] | None = None, std: Weights | None = None, *, model_name: str = "",
+        biases: Mapping[str, str] | None = None, std: Weights | None = None,
+        scales: Weights | None = None, *, model_name: str = "", rest: str = "",
     ) -> None:  # fmt: skip
-        super().__init__(mean, model_name)
+        super().__init__(mean, model_name, rest)
         # Copies in torch's own order and alignment: a product's last bit may depend on either.
         self._outputs = {name: _plain(tensor) for name, tensor in outputs.items()}
         self._inputs = {name: _plain(tensor) for name, tensor in inputs.items()}
         self._biases, self._std = dict(biases or {}), copied(std or {})
+        self._scales = {name: _plain(tensor) for name, tensor in (scales or {}).items()}
         if self._outputs.keys() != self._inputs.keys():
             odd = sorted(self._outputs.keys() ^ self._inputs.keys())[0]
             raise ValueError(
@@ -84,14 +91,25 @@ class KroneckerGaussian(StoredPosterior):
                     f"layer {name!r} has factors of shapes {found}: expected ({rows}, {rows}) for its "
                     f"outputs and ({columns}, {columns}) for its inputs"
                 )
+            scale = self._scales.get(name)
+            if scale is not None and scale.shape != (rows, columns):
+                raise ValueError(
+                    f"layer {name!r} has scales of shape {tuple(scale.shape)}: expected ({rows}, {columns})"
+                )
+        for name in self._scales.keys() - self._outputs.keys():
+            raise ValueError(f"layer {name!r} has scales but no factors: give outputs and inputs")
 
     def std(self) -> Weights:
         """Return the marginal standard deviations of the weights that have one."""
         result = copied(self._std)
         for name, outputs in self._outputs.items():
-            rows = outputs.square().sum(1, keepdim=True)
-            matrix = (rows * self._inputs[name].square().sum(1)).sqrt()
-            self._write(result, name, matrix)
+            rows, columns = outputs.square(), self._inputs[name].square()
+            scale = self._scales.get(name)
+            if scale is None:
+                matrix = rows.sum(1, keepdim=True) * columns.sum(1)
+            else:
+                matrix = rows @ scale.square() @ columns.t()
+            self._write(result, name, matrix.sqrt())
         return result
 
     def sample(self, generator: torch.Generator | None = None) -> Weights:
@@ -102,6 +120,8 @@ class KroneckerGaussian(StoredPosterior):
         for name, outputs in self._outputs.items():
             inputs = self._inputs[name]
             noise = normal_(outputs.new_empty(len(outputs), len(inputs)), generator)
+            if name in self._scales:
+                noise *= self._scales[name]
             centre = as_matrix(*(self._mean[n] for n in self._layer(name)))
             self._write(draw, name, centre + outputs @ noise @ inputs.t())
         return draw
@@ -116,7 +136,8 @@ class KroneckerGaussian(StoredPosterior):
 
     def _file_tensors(self) -> Mapping[str, Weights]:
         return {
-            "mean": self._mean, "outputs": self._outputs, "inputs": self._inputs, "std": self._std
+            "mean": self._mean, "outputs": self._outputs, "inputs": self._inputs, "std": self._std,
+            "scales": self._scales,
         }  # fmt: skip
 
     def _file_settings(self) -> dict[str, Any]:
@@ -127,5 +148,5 @@ class KroneckerGaussian(StoredPosterior):
         biases = {str(weight): str(bias) for weight, bias in settings["biases"].items()}
         return cls(
             groups["mean"], groups.get("outputs", {}), groups.get("inputs", {}), biases,
-            groups.get("std", {}),
+            groups.get("std", {}), groups.get("scales", {}),
         )  # fmt: skip

@@ -18,6 +18,7 @@ class Point(StoredPosterior):
     Args:
         weights: The weights, and buffers if the draw has its own.
         model_name: The class name of their model.
+        rest: `digest_of_rest` of their model if some of its weights are not held.
 
     Example:
         >>> import torch, torchbayes as tb
@@ -28,10 +29,11 @@ class Point(StoredPosterior):
     """
 
     kind = "point"
+    shares_statistics = False
     _lends_own = True
 
-    def __init__(self, weights: Weights, *, model_name: str = "") -> None:
-        super().__init__(weights, model_name)
+    def __init__(self, weights: Weights, *, model_name: str = "", rest: str = "") -> None:
+        super().__init__(weights, model_name, rest)
 
     def sample(self, generator: torch.Generator | None = None) -> Weights:
         """Return the weights: a point has no spread."""

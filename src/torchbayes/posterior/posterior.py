@@ -3,24 +3,62 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from torchbayes.core.names import (
+    named_modules,
+    named_parameters,
+    named_weights,
+    own_weights,
+    unwrapped,
+)
 from torchbayes.core.storage import write_tensors
+from torchbayes.posterior.partial import digest_of_rest
 
-__all__ = ["Posterior", "StoredPosterior", "Weights", "Wrapper", "copied", "lent", "snapshot"]
+__all__ = [
+    "Posterior",
+    "StoredPosterior",
+    "Weights",
+    "Wrapper",
+    "assign",
+    "copied",
+    "lent",
+    "plain_network",
+    "snapshot",
+]
 
 Weights = dict[str, Tensor]
 
 
-def snapshot(model: nn.Module) -> Weights:
-    """Copy the parameters and buffers of `model`; a tied weight appears once, under its first name."""
-    named = [*model.named_parameters(), *model.named_buffers()]
-    return {name: tensor.detach().clone() for name, tensor in named}
+def snapshot(model: nn.Module, held: Iterable[str] | None = None) -> Weights:
+    """Copy the parameters and buffers of `model`; a tied weight appears once, under its first name.
+
+    Names are those without `torch.compile`, DDP and other wrappers.
+
+    Args:
+        model: The network.
+        held: Names of those to copy; all if None.
+    """
+    named = named_weights(model)
+    return {name: named[name].detach().clone() for name in (named if held is None else held)}
+
+
+@torch.no_grad()
+def assign(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Write weights into a network, in place; what they do not name stays as it is."""
+    own = named_weights(model)
+    for name, tensor in weights.items():
+        if name not in own or own[name].shape != tensor.shape:
+            raise ValueError(
+                f"weight {name!r} of the draw does not fit {type(model).__name__}: use the model that the "
+                "posterior was trained with"
+            )
+        own[name].copy_(tensor)
 
 
 def copied(weights: Mapping[str, Tensor]) -> Weights:
@@ -45,23 +83,52 @@ class Wrapper(nn.Module):
         self.model = model
 
 
+def plain_network(model: nn.Module) -> nn.Module:
+    """Return the user's network inside a `Wrapper`, torch.compile and DDP, or the network itself."""
+    model = unwrapped(model)
+    return unwrapped(model.model) if isinstance(model, Wrapper) else model
+
+
+def _place_of(names: Iterable[str], model: nn.Module) -> str:
+    """Say which module to use in place of `model` for weights that it does not have under these names."""
+    names = set(names)
+    for _, place, module in named_modules(model):
+        if place and names <= named_weights(module).keys():
+            return f"it fits its module {place!r}, so pass model.{place}"
+    tops = {name.partition(".")[0] for name in names}
+    if len(tops) == 1 and {n.partition(".")[2] for n in names} <= named_weights(model).keys():
+        top = tops.pop()
+        return (
+            f"it was made for a module that has this one as {top!r}, so pass that module, or make it "
+            f"for module.{top}"
+        )
+    return "use the model that it was trained with"
+
+
 class Posterior(ABC):
     """A distribution over a network's weights.
 
     A subclass sets `kind`, its name in files, and defines `mean`, `sample` and the three file methods.
     Nothing else in the library needs to know about it.
 
+    It may hold some of a network's weights only, those that were trained. The others are the network's own,
+    and `rest` says which they have to be.
+
     Attributes:
         model_name: The class name of the model, for error messages and files.
+        rest: `digest_of_rest` of the network without the weights that are held; empty if all are.
         vmappable: Whether `torch.func.vmap` may run several draws at once through `call`.
+        shares_statistics: Whether different draws have one set of batch-norm statistics.
     """
 
     kind: ClassVar[str] = ""
     kinds: ClassVar[dict[str, type[Posterior]]] = {}
     vmappable: bool = True
+    shares_statistics: bool = True
     # Whether writing to the draws of `_lent` would change the posterior.
     _lends_own: ClassVar[bool] = False
     model_name: str = ""
+    rest: str = ""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -94,14 +161,16 @@ class Posterior(ABC):
 
     def call(self, model: nn.Module, draw: Weights, *args: Any, **kwargs: Any) -> Any:
         """Run `model` under one draw without changing the model's own weights."""
-        return torch.func.functional_call(model, draw, args, kwargs)
+        model = unwrapped(model)
+        return torch.func.functional_call(model, own_weights(model, draw), args, kwargs)
 
     def check(self, model: nn.Module) -> None:
-        """Raise a `ValueError` that names the first weight that does not fit `model`."""
-        own = {
-            name: tuple(tensor.shape)
-            for name, tensor in [*model.named_parameters(), *model.named_buffers()]
-        }
+        """Raise a `ValueError` that names the first weight that does not fit `model`.
+
+        Weights that the posterior does not hold have to be the ones that it was trained with.
+        """
+        model = unwrapped(model)
+        own = {name: tuple(tensor.shape) for name, tensor in named_weights(model).items()}
         shapes = self._shapes()
         for name, shape in shapes.items():
             if name not in own and name in model.state_dict(keep_vars=True):
@@ -112,18 +181,29 @@ class Posterior(ABC):
             if name not in own:
                 raise ValueError(
                     f"the posterior of a {self.model_name or 'model'} has a weight {name!r} that "
-                    f"{type(model).__name__} does not have: use the model that it was trained with"
+                    f"{type(model).__name__} does not have: {_place_of(shapes, model)}"
                 )
             if own[name] != shape:
                 raise ValueError(
                     f"weight {name!r} has shape {shape} in the posterior but {own[name]} in "
                     f"{type(model).__name__}: use the model that it was trained with"
                 )
-        missing = [n for n, p in model.named_parameters() if n not in shapes and p.requires_grad]
+        if self.rest:
+            if digest_of_rest(model, shapes) != self.rest:
+                raise ValueError(
+                    f"the posterior holds {len(shapes)} of the {len(own)} weights of a "
+                    f"{self.model_name or 'model'}, and the rest of the network is not the one that the "
+                    "posterior was trained with: load its weights first, as they were in training"
+                )
+            return
+        missing = [
+            n for n, p in named_parameters(model).items() if n not in shapes and p.requires_grad
+        ]
         if missing:
             raise ValueError(
                 f"the posterior of a {self.model_name or 'model'} has no weight {missing[0]!r}, which "
-                f"{type(model).__name__} needs: use the model that it was trained with"
+                f"{type(model).__name__} needs: use the model that it was trained with, or pass on the "
+                "`rest` of the posterior that it was made from"
             )
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
@@ -157,7 +237,7 @@ class Posterior(ABC):
         }
         write_tensors(
             Path(path), tensors, kind=self.kind, model_name=self.model_name,
-            settings=self._file_settings(),
+            settings=self._file_settings() | ({"rest": self.rest} if self.rest else {}),
         )  # fmt: skip
 
     def __repr__(self) -> str:
@@ -171,10 +251,11 @@ class StoredPosterior(Posterior):
     Args:
         mean: The mean weights, and buffers if the draws share some.
         model_name: The class name of their model.
+        rest: `digest_of_rest` of the model without these weights; empty if they are all.
     """
 
-    def __init__(self, mean: Weights, model_name: str) -> None:
-        self._mean, self.model_name = copied(mean), model_name
+    def __init__(self, mean: Weights, model_name: str, rest: str = "") -> None:
+        self._mean, self.model_name, self.rest = copied(mean), model_name, rest
 
     def mean(self) -> Weights:
         """Return the mean weights."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from torchbayes.core.names import named_weights, unwrapped
+from torchbayes.core.parameters import Params, selected
 from torchbayes.core.reading import read_json
 from torchbayes.core.storage import (
     PosteriorFileError,
@@ -20,6 +22,7 @@ from torchbayes.core.storage import (
     write_json,
     write_tensors,
 )
+from torchbayes.posterior.partial import digest_of_rest, held_names
 from torchbayes.posterior.point import Point
 from torchbayes.posterior.posterior import Posterior, Weights, copied, lent, snapshot
 
@@ -57,10 +60,15 @@ class Samples(Posterior):
     """A bank of weight snapshots: the members of an ensemble or the states of a chain.
 
     Args:
-        model: The network whose weights and buffers `append()` copies.
+        model: The network whose weights `append()` copies, with the buffers that change in training.
+        params: Which weights: names or patterns (`"head.*"`), modules or parameters; all that require a
+            gradient if None. The others are not copied, and must not change from one snapshot to the next:
+            `rest` is their digest.
         folder: Keep the snapshots as files in this folder and read them one at a time, for banks that
             do not fit in memory. A folder that already has snapshots is continued. Its bank.json lists
             them: a file that is not in it is no snapshot.
+        rest: For snapshots that are passed to `append`: `digest_of_rest` of their model, if they hold some
+            of its weights only.
 
     Example:
         >>> import torch, torchbayes as tb
@@ -74,14 +82,22 @@ class Samples(Posterior):
     """
 
     kind = "samples"
+    shares_statistics = False
     _lends_own = True
 
-    def __init__(self, model: nn.Module | None = None, *, folder: str | Path | None = None) -> None:
-        self._model = model
+    def __init__(
+        self, model: nn.Module | None = None, *, params: Params | None = None,
+        folder: str | Path | None = None, rest: str = "",
+    ) -> None:  # fmt: skip
+        self._model, self.rest = model, rest
+        self._trained: set[str] | None = None
+        if model is not None and params is not None:
+            self._trained = set(selected(model, params))
+        self._held: list[str] = [] if model is None else held_names(model, self._trained)
         self._memory: list[Weights] = []
         self._memory_chains: list[int] = []
         self.folder = None if folder is None else Path(folder)
-        self.model_name = "" if model is None else type(model).__name__
+        self.model_name = "" if model is None else type(unwrapped(model)).__name__
         self._count = 0
         self._first_shapes: dict[str, tuple[int, ...]] | None = None
         self._entries: list[_Entry] = []
@@ -89,6 +105,28 @@ class Samples(Posterior):
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._read_manifest()
+            if self._count:
+                header = self._read(0)[0]
+                self.model_name = header["model"]
+                self.rest = str(header["settings"].get("rest", ""))
+
+    @classmethod
+    def of(cls, networks: Iterable[nn.Module]) -> Samples:
+        """Return the snapshots of several trained networks of one kind: an ensemble as it is.
+
+        Args:
+            networks: The networks, whose weights are copied.
+
+        Example:
+            >>> import torch, torchbayes as tb
+            >>> tb.Samples.of([torch.nn.Linear(2, 1) for _ in range(3)])
+            Samples(3 snapshots of Linear, in memory)
+        """
+        samples = cls()
+        for network in networks:
+            samples.append(snapshot(network))
+            samples.model_name = type(network).__name__
+        return samples
 
     def _read_manifest(self) -> None:
         assert self.folder is not None
@@ -164,11 +202,9 @@ class Samples(Posterior):
     def append(self, weights: Weights | None = None, *, chain: int = 0) -> None:
         """Add a snapshot of the model, or the given weights, under the number of its chain."""
         if weights is None:
-            if self._model is None:
-                raise ValueError(
-                    "append() has no model to take a snapshot of: create Samples(model) or pass weights"
-                )
-            weights = snapshot(self._model)
+            weights = self.current()
+        elif self._count == 0 and self._model is not None and not self.rest:
+            self.rest = digest_of_rest(self._model, weights)
         self._check_like_first(weights)
         if self.folder is None:
             self._memory.append(copied(weights))
@@ -179,12 +215,41 @@ class Samples(Posterior):
             named = {f"mean/{name}": tensor for name, tensor in weights.items()}
             crc = write_tensors(
                 self.folder / _name(self._next), named, kind=Point.kind, model_name=self.model_name,
-                settings={"chain": chain},
+                settings={"chain": chain} | ({"rest": self.rest} if self.rest else {}),
             )  # fmt: skip
             self._entries.append({"number": self._next, "chain": chain, "crc32": crc})
             self._next += 1
             self._write_manifest()
         self._count += 1
+
+    def current(self) -> Weights:
+        """Return a copy of what the bank holds of the model, as it is now."""
+        if self._model is None:
+            raise ValueError(
+                "append() has no model to take a snapshot of: create Samples(model) or pass weights"
+            )
+        model = self._model
+        if self._count > 0:
+            self._held = list(self._shapes())
+        else:
+            # Which buffers training changes shows in the modules' mode, now or when the bank was made.
+            self._held = held_names(model, self._trained, self._held)
+        own = named_weights(model)
+        missing = next((name for name in self._held if name not in own), None)
+        if missing is not None:
+            raise ValueError(
+                f"this bank holds a weight {missing!r}, which {type(model).__name__} does not have: keep "
+                "one bank (and folder) per model"
+            )
+        rest = digest_of_rest(model, self._held)
+        if self._count == 0:
+            self.rest = rest
+        elif rest != self.rest:
+            raise ValueError(
+                "weights or buffers that these Samples do not hold have changed since the first snapshot: "
+                "set requires_grad on all that is trained, and let the rest be in eval mode"
+            )
+        return snapshot(model, self._held)
 
     def _check_like_first(self, weights: Weights) -> None:
         if self._count == 0:
@@ -249,13 +314,18 @@ class Samples(Posterior):
         index %= self._count
         if self.folder is None:
             return copied(self._memory[index])
+        _, tensors = self._read(index)
+        # Copies: the tensors are mapped from the file and would change if it were rewritten.
+        return copied({name.removeprefix("mean/"): tensor for name, tensor in tensors.items()})
+
+    def _read(self, index: int) -> tuple[dict[str, Any], Weights]:
+        """Read the file of a snapshot and check that it is the one that the manifest lists."""
         header, tensors = read_tensors(self._file(index))
         if header["crc32"] != self._entries[index]["crc32"]:
             raise PosteriorFileError(
                 f"{self._file(index)} is another draw than the one that bank.json lists: {_REMEDY}"
             )
-        # Copies: the tensors are mapped from the file and would change if it were rewritten.
-        return copied({name.removeprefix("mean/"): tensor for name, tensor in tensors.items()})
+        return header, tensors
 
     def __iter__(self) -> Iterator[Weights]:
         return (self[index] for index in range(self._count))

@@ -1,17 +1,24 @@
-"""Corrections after training: temperature, sets with a coverage guarantee, abstention.
+"""Corrections after training: temperature, sets and intervals with a coverage guarantee, abstention.
 
 Each is fitted to predictions on examples that were not trained on, and then applied to new ones.
 """
 
 from torchbayes.posthoc.abstain import Abstention, abstain
-from torchbayes.posthoc.conformal import ConformalSets, conformal_sets
+from torchbayes.posthoc.conformal import (
+    ConformalIntervals,
+    ConformalSets,
+    conformal_intervals,
+    conformal_sets,
+)
 from torchbayes.posthoc.temperature import TemperatureScaling, temperature_scaling
 
 __all__ = [
     "Abstention",
+    "ConformalIntervals",
     "ConformalSets",
     "TemperatureScaling",
     "abstain",
+    "conformal_intervals",
     "conformal_sets",
     "temperature_scaling",
 ]

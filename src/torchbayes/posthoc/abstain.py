@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from torchbayes.posthoc._labels import checked
+from torchbayes.predict.binary import BinaryPredictive
 from torchbayes.predict.results import ClassPredictive
 
 __all__ = ["Abstention", "abstain", "risk_bound"]
@@ -51,23 +52,30 @@ class Abstention:
     coverage: float
     bound: float
 
-    def __call__(self, predictive: ClassPredictive) -> Tensor:
-        """Return which examples to answer, a boolean tensor (examples,); abstain on the others."""
+    def __call__(self, predictive: ClassPredictive | BinaryPredictive) -> Tensor:
+        """Return which examples (or positions) to answer, a boolean tensor; abstain on the others."""
         return predictive.confidence.double() > self.threshold
 
 
 def abstain(
-    predictive: ClassPredictive, targets: Tensor, risk: float = 0.05, probability: float = 0.95
+    predictive: ClassPredictive | BinaryPredictive,
+    targets: Tensor,
+    risk: float = 0.05,
+    probability: float = 0.95,
+    ignore_index: int | None = None,
 ) -> Abstention:
     """Find the lowest confidence threshold that keeps the error rate of the answers within `risk`.
 
     A guarantee needs examples: even without errors, a risk of 1 % takes about 600 calibration examples.
+    Every position of a map counts as an example. Those of one map are not independent, so the risk is then
+    kept on average over many maps, without the promised probability.
 
     Args:
         predictive: Predictions on examples that were not trained on.
-        targets: Classes of these examples.
+        targets: Classes of these examples, one for each position of a map.
         risk: Fraction of answers that may be wrong.
         probability: Probability, over the choice of calibration examples, that the risk is kept.
+        ignore_index: Label of what is not labelled, or None.
 
     Example:
         >>> import torch, torchbayes as tb
@@ -81,8 +89,8 @@ def abstain(
     for name, value in (("risk", risk), ("probability", probability)):
         if not 0 < value < 1:
             raise ValueError(f"{name} is {value:g}: expected a number between 0 and 1")
-    probs, labels = checked(predictive, targets)
-    confidence, order = predictive.confidence.double().sort(descending=True, stable=True)
+    probs, labels = checked(predictive, targets, ignore_index)
+    confidence, order = probs.amax(1).sort(descending=True, stable=True)
     wrong = (probs.argmax(1) != labels)[order].cumsum(0)
     count = len(confidence)
     for step in range(_SHARES, 0, -1):

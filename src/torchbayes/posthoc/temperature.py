@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import overload
 
 import torch
 from torch import Tensor
 
 from torchbayes.posthoc._labels import checked
+from torchbayes.predict.binary import BinaryPredictive
 from torchbayes.predict.results import ClassPredictive
 
 __all__ = ["TemperatureScaling", "temperature_scaling", "tempered"]
@@ -38,8 +40,17 @@ class TemperatureScaling:
 
     temperature: float
 
-    def __call__(self, predictive: ClassPredictive) -> ClassPredictive:
+    @overload
+    def __call__(self, predictive: ClassPredictive) -> ClassPredictive: ...
+    @overload
+    def __call__(self, predictive: BinaryPredictive) -> BinaryPredictive: ...
+    def __call__(
+        self, predictive: ClassPredictive | BinaryPredictive
+    ) -> ClassPredictive | BinaryPredictive:
         """Return the predictions at this temperature; the aleatoric share of the entropy is unchanged."""
+        if isinstance(predictive, BinaryPredictive):
+            two = self(predictive.as_classes())
+            return BinaryPredictive(two.probs[:, 1], two.aleatoric, two.draws, two.probs[:, 0])
         log_probs = predictive.probs.double().clamp_min(torch.finfo(torch.float32).tiny).log()
         probs = tempered(log_probs, self.temperature).exp().to(predictive.probs.dtype)
         entropy: Tensor = torch.special.entr(probs).sum(1)
@@ -47,12 +58,17 @@ class TemperatureScaling:
         return ClassPredictive(probs, entropy * share, predictive.draws)
 
 
-def temperature_scaling(predictive: ClassPredictive, targets: Tensor) -> TemperatureScaling:
+def temperature_scaling(
+    predictive: ClassPredictive | BinaryPredictive,
+    targets: Tensor,
+    ignore_index: int | None = None,
+) -> TemperatureScaling:
     """Find the temperature that minimises the NLL.
 
     Args:
         predictive: Predictions on examples that were not trained on, such as a validation split.
-        targets: Classes of these examples.
+        targets: Classes of these examples, one for each position of a map.
+        ignore_index: Label of what is not labelled, or None.
 
     Returns:
         The scaling, to be called with predictions. T is kept between 0.02 and 50: if every prediction
@@ -69,7 +85,7 @@ def temperature_scaling(predictive: ClassPredictive, targets: Tensor) -> Tempera
     # Imported here because SciPy takes half a second, which `import torchbayes` should not.
     from scipy.optimize import minimize_scalar
 
-    probs, labels = checked(predictive, targets)
+    probs, labels = checked(predictive, targets, ignore_index)
     log_probs = probs.clamp_min(torch.finfo(torch.float32).tiny).log()
     index = labels.unsqueeze(1)
 

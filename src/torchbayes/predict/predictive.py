@@ -6,23 +6,37 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from itertools import count
+from typing import Any, Literal
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from torchbayes.core.arrays import as_inputs, as_tensors
 from torchbayes.core.batch import (
     arguments,
     batch_len,
     map_tensors,
+    network_dtype,
     slice_batch,
     split_batch,
-    to_device,
+    suited,
+    uncompiled,
 )
+from torchbayes.core.names import named_buffers
+from torchbayes.core.outputs import Output, output_tensor
 from torchbayes.likelihood import Categorical, Likelihood, as_likelihood
-from torchbayes.posterior import Posterior, Weights, Wrapper
+from torchbayes.posterior import Posterior, Weights
+from torchbayes.posterior.posterior import plain_network
+from torchbayes.predict.batchnorm import (
+    check_recalibratable,
+    check_repeatable,
+    recalibrate_each,
+    shared_statistics,
+)
 from torchbayes.predict.results import Predictive
 
 __all__ = ["predictive"]
@@ -46,7 +60,8 @@ _Source = Callable[[int, torch.Generator], Iterator[Weights]]
 def predictive(
     model: nn.Module, posterior: Posterior, inputs: Any, samples: int = 32,
     likelihood: Likelihood | None = None, generator: torch.Generator | None = None,
-    max_memory: int = 1 << 30,
+    max_memory: int = 1 << 30, *, output: Output = None, split: bool = True,
+    recalibrate: Iterable[Any] | Literal[False] | None = None,
 ) -> Predictive:  # fmt: skip
     """Predict by averaging over the weights: p(y | x) ≈ mean over draws of p(y | x, w).
 
@@ -56,13 +71,21 @@ def predictive(
     Args:
         model: The network, or the wrapper that it was trained in.
         posterior: The posterior to draw from.
-        inputs: A tensor, a tuple (the model's positional arguments) or a dictionary (its keyword
-            arguments) of tensors; or a loader: an iterable of batches, each of them inputs or a pair of
-            inputs and targets.
+        inputs: A tensor, array or data frame, a tuple (the model's positional arguments) or a dictionary (its
+            keyword arguments; `labels` are left out) of them; a loader, that is an iterable of batches, each
+            of them inputs or a pair of inputs and targets; or a torch data set.
         samples: Number of draws. A finite posterior, such as an ensemble, gives each member once.
         likelihood: Meaning of the outputs; class logits if None.
         generator: Source of the draws; torch's global one if None.
         max_memory: Approximate limit in bytes on draws and activations held at a time.
+        output: Where the likelihood's tensor is in what the model returns: a key, an index or a function. A
+            tensor, and what is called `logits`, is found without it.
+        split: Whether inputs may be cut into pieces along their first dimension. False passes them whole,
+            such as the nodes and edges of a graph; the model's outputs then need not have as many rows as
+            its inputs, and `max_memory` limits the draws alone.
+        recalibrate: Batches of training data on which each draw gets batch-norm statistics of its own, at the
+            cost of a pass over them per draw; see `recalibrate_batchnorm`. Without it, draws that share one
+            set of statistics cause a warning; False keeps them without one.
 
     Example:
         >>> import torch, torchbayes as tb
@@ -74,23 +97,46 @@ def predictive(
     """
     if samples < 1:
         raise ValueError(f"samples is {samples}: expected at least 1 draw")
-    if isinstance(model, Wrapper):
-        model = model.model
+    model = plain_network(model)
     posterior.check(model)
     likelihood = Categorical() if likelihood is None else as_likelihood(likelihood)
     if generator is None:
         generator = torch.Generator().manual_seed(int(torch.empty((), dtype=torch.int64).random_()))
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    runner = _Runner(model, posterior, likelihood, device, max_memory)
+    if recalibrate is not None and recalibrate is not False:
+        check_repeatable(recalibrate)
+        check_recalibratable(posterior)
+    runner = _Runner(model, posterior, likelihood, device, max_memory, output, split)
+    inputs = as_inputs(inputs)
     parts: list[Predictive] = []
-    with _evaluating(model), torch.no_grad():
+    with _evaluating(model), torch.no_grad(), uncompiled():
         budget = max_memory // 2 if _is_loader(inputs) else 0
-        draws = _Draws(model, posterior, samples, generator, device, budget)
+        draws = _Draws(model, posterior, samples, generator, device, budget, recalibrate or None)
+        if recalibrate is None:
+            _warn_of_shared_statistics(model, posterior, draws.first)
         for block in _blocks(inputs, max_memory // 4, draws.cached):
             parts.extend(runner.run(block, draws))
     if not parts:
         raise ValueError("there is nothing to predict: the inputs have no examples")
     return type(parts[0]).cat(parts)
+
+
+_warned: WeakSet[nn.Module] = WeakSet()
+
+
+def _warn_of_shared_statistics(model: nn.Module, posterior: Posterior, draw: Weights) -> None:
+    """Warn, once for a model, if draws that differ use one set of batch-norm statistics."""
+    if model in _warned:
+        return
+    norm = shared_statistics(model, posterior, draw)
+    if norm is not None:
+        _warned.add(model)
+        warnings.warn(
+            f"all draws of this {type(posterior).__name__} use the same statistics of batch norm {norm!r}, "
+            "which do not belong to their weights: pass recalibrate=batches of training data to give each "
+            "draw its own, or recalibrate=False to keep them",
+            stacklevel=3,
+        )
 
 
 @contextmanager
@@ -129,7 +175,7 @@ def _blocks(inputs: Any, budget: int, cached: bool) -> Iterator[list[Any]]:
     block: list[Any] = []
     size = 0
     for batch in inputs:
-        block.append(split_batch(batch)[0])
+        block.append(as_tensors(split_batch(batch)[0]))
         size += _bytes(block[-1])
         if cached or size >= budget:
             yield block
@@ -146,23 +192,30 @@ class _Draws:
     """
 
     def __init__(
-        self, model: nn.Module, posterior: Posterior, count: int, generator: torch.Generator,
-        device: torch.device, budget: int,
+        self, model: nn.Module, posterior: Posterior, samples: int, generator: torch.Generator,
+        device: torch.device, budget: int, loader: Iterable[Any] | None = None,
     ) -> None:  # fmt: skip
-        self._posterior, self._count, self._generator = posterior, count, generator
+        self._model, self._loader = model, loader
+        self._statistics: list[Weights] = []
+        self._posterior, self._count, self._generator = posterior, samples, generator
         self._device, self._state = device, generator.get_state()
-        self._buffers = dict(model.named_buffers())
+        self._buffers = named_buffers(model)
         self.first = next(self._make(posterior.draws))
-        self.cached = _bytes(self.first) * count <= budget
+        self.cached = _bytes(self.first) * samples <= budget
         self._kept: list[Weights] | None = None
         self._lent: bool | None = None
 
     def _make(self, source: _Source) -> Iterator[Weights]:
         self._generator.set_state(self._state)
         # Unlike a loop, map does not hold a draw while the next one is made.
-        return map(self._ready, source(self._count, self._generator))
+        return map(self._ready, count(), source(self._count, self._generator))
 
-    def _ready(self, draw: Weights) -> Weights:
+    def _ready(self, index: int, draw: Weights) -> Weights:
+        if self._loader is not None:
+            if index == len(self._statistics):
+                (new,) = recalibrate_each(self._model, [draw], self._loader)
+                self._statistics.append({n: new[n] for n in self._buffers if n in new})
+            draw = draw | self._statistics[index]
         buffers = {name: draw.get(name, own).clone() for name, own in self._buffers.items()}
         return {name: tensor.to(self._device) for name, tensor in (draw | buffers).items()}
 
@@ -195,25 +248,35 @@ class _Runner:
 
     def __init__(
         self, model: nn.Module, posterior: Posterior, likelihood: Likelihood, device: torch.device,
-        max_memory: int,
+        max_memory: int, output: Output, split: bool,
     ) -> None:  # fmt: skip
+        self._split = split
         self._model, self._posterior, self._likelihood = model, posterior, likelihood
-        self._device, self._max_memory = device, max_memory
+        self._device, self._max_memory, self._output = device, max_memory, output
+        self._dtype = network_dtype(model)
         self._per_example: dict[Any, tuple[int, int]] = {}
         self._can_vmap = posterior.vmappable
+        self._read = _bytes(list(model.parameters()))  # by every pass, held by the posterior or not
 
     def run(self, block: list[Any], draws: _Draws) -> list[Predictive]:
         weights = max(1, _bytes(draws.first))
         pieces: list[Any] = []
         largest = 1
         for batch in block:
+            if not self._split:
+                # Shows whether the model writes to its weights.
+                self._call(draws.first, suited(batch, self._device, self._dtype))
+                pieces.append(batch)
+                continue
             length = batch_len(batch)
             if length == 0:
                 continue
             per_example, passing = self._measure(draws.first, batch)
             most = self._max_memory // 4 // per_example
             if self._device.type == "cpu":
-                most = min(most, max(_CPU_PIECE // per_example, _PER_WEIGHT * weights // passing))
+                most = min(
+                    most, max(_CPU_PIECE // per_example, _PER_WEIGHT * self._read // passing)
+                )
             # All of one size, so that the last one does not have only a few examples.
             step = -(-length // -(-length // max(1, most)))
             pieces += [slice_batch(batch, i, i + step) for i in range(0, length, step)]
@@ -221,7 +284,7 @@ class _Runner:
         if not pieces:
             return []
         together = min(64, _VMAP_BYTES // largest, self._max_memory // (8 * weights))
-        if together < 2 or weights > _VMAP_WEIGHTS:
+        if together < 2 or weights > _VMAP_WEIGHTS or not self._split:
             together = 1
         results: list[Predictive | None] = [None] * len(pieces)
         for group in _grouped(draws.each(alone=together == 1), together):
@@ -240,11 +303,11 @@ class _Runner:
         return {name: torch.stack([draw[name] for draw in group]) for name in group[0]}
 
     def _outputs(self, group: list[Weights], stacked: Weights | None, piece: Any) -> Tensor:
-        args, kwargs = arguments(to_device(piece, self._device))
-        length = batch_len(piece)
+        inputs = suited(piece, self._device, self._dtype)
+        length = batch_len(piece) if self._split else None
 
         def call(draw: Weights) -> Tensor:
-            return self._checked(self._posterior.call(self._model, draw, *args, **kwargs), length)
+            return self._checked(self._call(draw, inputs), length)
 
         if stacked is not None and self._can_vmap:
             try:
@@ -257,16 +320,17 @@ class _Runner:
                 self._can_vmap = False
         return torch.stack([call(draw) for draw in group])
 
-    def _checked(self, outputs: Any, length: int) -> Tensor:
-        if not isinstance(outputs, Tensor):
-            raise TypeError(
-                f"{type(self._model).__name__} returns a {type(outputs).__name__}: predictive needs a module "
-                "that returns one tensor; wrap it in one that selects it"
-            )
-        if outputs.shape[:1] != (length,):
+    def _call(self, draw: Weights, inputs: Any) -> Any:
+        args, kwargs = arguments(inputs)
+        return self._posterior.call(self._model, draw, *args, **kwargs)
+
+    def _checked(self, returned: Any, length: int | None) -> Tensor:
+        outputs = output_tensor(returned, self._output, network=type(self._model).__name__)
+        if length is not None and outputs.shape[:1] != (length,):
             raise ValueError(
                 f"{type(self._model).__name__} returns shape {tuple(outputs.shape)} for {length} examples: "
-                "the first dimension of inputs and outputs must be the batch dimension"
+                "the first dimension of inputs and outputs must be the batch dimension; pass split=False for "
+                "inputs that are to be passed whole, such as a graph"
             )
         return outputs
 
@@ -279,13 +343,19 @@ class _Runner:
         leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
         key = tuple((leaf.shape[1:], leaf.dtype) for leaf in leaves)
         if key not in self._per_example:
-            one = to_device(slice_batch(batch, 0, 1), self._device)
+            one = suited(slice_batch(batch, 0, 1), self._device, self._dtype)
             two = map_tensors(one, lambda t: torch.cat([t, t]) if t.dim() else t)
             sizes = []
             for inputs in (one, two):
-                args, kwargs = arguments(inputs)
                 with _OperationSizes() as operations:
-                    self._posterior.call(self._model, draw, *args, **kwargs)
+                    try:
+                        self._call(draw, inputs)
+                    except RuntimeError as error:
+                        raise RuntimeError(
+                            f"{type(self._model).__name__} cannot take the first example of these inputs "
+                            f"alone ({str(error).splitlines()[0]}): check their shape, or pass split=False "
+                            "if they cannot be cut along the first dimension, such as a graph"
+                        ) from error
                 sizes.append(operations.bytes)
             if len(sizes[0]) == len(sizes[1]):
                 growth = [more - less for less, more in zip(*sizes, strict=True)]

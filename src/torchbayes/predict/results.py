@@ -7,12 +7,25 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution
+from torch.distributions import AffineTransform, Distribution, TransformedDistribution
+from torch.distributions.constraints import nonnegative_integer
 
 from torchbayes.metrics.classification import label_log_probs
 from torchbayes.metrics.mixture import mixture_log_prob, mixture_quantile
+from torchbayes.predict.distributions import distribution_function, is_count, quantile_function
 
-__all__ = ["ClassPredictive", "Predictive", "RegressionPredictive", "like_predictions"]
+__all__ = [
+    "ClassPredictive",
+    "LabelPredictive",
+    "Predictive",
+    "RegressionPredictive",
+    "check_parts",
+    "like_predictions",
+    "log_prob_of",
+]
+
+# The beginning of torch's own message, which goes on with all numbers of the batch.
+_REFUSAL = "Expected value argument"
 
 
 def like_predictions(targets: Tensor, shape: torch.Size) -> Tensor:
@@ -27,6 +40,22 @@ def like_predictions(targets: Tensor, shape: torch.Size) -> Tensor:
             "give one target per output"
         )
     return targets.reshape(shape)
+
+
+def log_prob_of(distribution: Distribution, targets: Tensor) -> Tensor:
+    """Return the log-density of targets, or say that the distribution cannot have them."""
+    try:
+        # Ours do not validate arguments, and the formula would give half a count a density.
+        if is_count(distribution) and not bool(nonnegative_integer.check(targets).all()):
+            raise ValueError(_REFUSAL)
+        return distribution.log_prob(targets)
+    except ValueError as error:
+        if not str(error).startswith(_REFUSAL):
+            raise
+        raise ValueError(
+            f"the likelihood's {type(distribution).__name__} cannot have all of the targets, which go from "
+            f"{targets.min():g} to {targets.max():g}: choose a likelihood that fits them"
+        ) from error
 
 
 class Predictive(ABC):
@@ -61,8 +90,24 @@ class Predictive(ABC):
         """Return the log-probability of each target under the averaged prediction."""
 
     @abstractmethod
+    def sample(self, count: int = 1, generator: torch.Generator | None = None) -> Tensor:
+        """Draw new observations from the averaged prediction.
+
+        Args:
+            count: Number of observations of every example.
+            generator: Source of randomness; torch's global one if None.
+
+        Returns:
+            A tensor (count, examples, …).
+        """
+
+    @abstractmethod
     def merge(self, other: Predictive) -> Predictive:
         """Combine the predictions of two sets of draws for the same examples."""
+
+    @abstractmethod
+    def subset(self, index: Tensor) -> Predictive:
+        """Return the predictions of the examples at `index`, in its order."""
 
     @staticmethod
     @abstractmethod
@@ -70,18 +115,19 @@ class Predictive(ABC):
         """Concatenate the predictions of the same draws for several sets of examples."""
 
 
-def _check_parts(parts: Sequence[Predictive], own: Sequence[Predictive]) -> None:
+def check_parts(parts: Sequence[Predictive], own: Sequence[Predictive]) -> None:
+    """Raise a `ValueError` unless `own`, the parts of one kind, are all of them and from the same draws."""
     if not own or len(own) != len(parts) or len({part.draws for part in own}) > 1:
         raise ValueError(
             f"cannot join these {len(parts)} predictions: they must be of one kind and from the same draws"
         )
 
 
-class ClassPredictive(Predictive):
-    """Class probabilities averaged over draws.
+class LabelPredictive(Predictive):
+    """Probabilities of labels averaged over draws, with their entropy split in two.
 
     Args:
-        probs: The averaged probabilities, (examples, classes, …) as `cross_entropy` orders them.
+        probs: The averaged probabilities.
         aleatoric: The entropy of a draw's probabilities, averaged over draws.
         draws: Number of draws.
     """
@@ -91,6 +137,36 @@ class ClassPredictive(Predictive):
 
     def __len__(self) -> int:
         return len(self.probs)
+
+    @property
+    @abstractmethod
+    def confidence(self) -> Tensor:
+        """The probability of the most probable label."""
+
+    @property
+    @abstractmethod
+    def entropy(self) -> Tensor:
+        """The entropy of the averaged probabilities in nats: all of the uncertainty."""
+
+    @property
+    def aleatoric(self) -> Tensor:
+        """The expected entropy of a draw's probabilities, in nats."""
+        return self._aleatoric
+
+    @property
+    def epistemic(self) -> Tensor:
+        """The mutual information of label and weights, in nats: entropy minus its aleatoric part."""
+        return (self.entropy - self._aleatoric).clamp_min(0)
+
+
+class ClassPredictive(LabelPredictive):
+    """Class probabilities averaged over draws.
+
+    Args:
+        probs: The averaged probabilities, (examples, classes, …) as `cross_entropy` orders them.
+        aleatoric: The entropy of a draw's probabilities, averaged over draws.
+        draws: Number of draws.
+    """
 
     @property
     def prediction(self) -> Tensor:
@@ -108,19 +184,17 @@ class ClassPredictive(Predictive):
         entropy: Tensor = torch.special.entr(self.probs).sum(1)
         return entropy
 
-    @property
-    def aleatoric(self) -> Tensor:
-        """The expected entropy of a draw's probabilities, in nats."""
-        return self._aleatoric
-
-    @property
-    def epistemic(self) -> Tensor:
-        """The mutual information of class and weights, in nats: entropy minus its aleatoric part."""
-        return (self.entropy - self._aleatoric).clamp_min(0)
-
     def log_prob(self, targets: Tensor) -> Tensor:
         """Return the log-probability of each target class."""
         return label_log_probs(self.probs, targets)
+
+    def sample(self, count: int = 1, generator: torch.Generator | None = None) -> Tensor:
+        """Draw classes, (count, examples, …); those of an example's positions independently."""
+        last = self.probs.movedim(1, -1)
+        drawn = torch.multinomial(
+            last.reshape(-1, last.shape[-1]), count, replacement=True, generator=generator
+        )
+        return drawn.T.reshape(count, *last.shape[:-1])
 
     def merge(self, other: Predictive) -> ClassPredictive:
         """Average both predictions, weighted by their number of draws."""
@@ -133,13 +207,33 @@ class ClassPredictive(Predictive):
         aleatoric = torch.lerp(self._aleatoric, other._aleatoric, other.draws / draws)
         return ClassPredictive(probs, aleatoric, draws)
 
+    def subset(self, index: Tensor) -> ClassPredictive:
+        """Return the predictions of the examples at `index`, in its order."""
+        return ClassPredictive(self.probs[index], self._aleatoric[index], self.draws)
+
     @staticmethod
     def cat(parts: Sequence[Predictive]) -> ClassPredictive:
         """Concatenate the rows of all parts."""
         own = [part for part in parts if isinstance(part, ClassPredictive)]
-        _check_parts(parts, own)
+        check_parts(parts, own)
         probs, aleatoric = [part.probs for part in own], [part._aleatoric for part in own]
         return ClassPredictive(torch.cat(probs), torch.cat(aleatoric), own[0].draws)
+
+
+class _Scaled(TransformedDistribution):
+    """A distribution in other units, with its mean and standard deviation."""
+
+    def __init__(self, base: Distribution, shift: float, scale: float) -> None:
+        super().__init__(base, [AffineTransform(shift, scale)], validate_args=False)
+        self._moments = base.mean * scale + shift, base.stddev * scale
+
+    @property
+    def mean(self) -> Tensor:
+        return self._moments[0]
+
+    @property
+    def variance(self) -> Tensor:
+        return self._moments[1].square()
 
 
 class RegressionPredictive(Predictive):
@@ -204,29 +298,62 @@ class RegressionPredictive(Predictive):
         components = self._components
         shape = self.means.shape[1:]
         repeated = like_predictions(targets, shape).expand(self.draws, *shape).flatten(0, 1)
-        log_probs = self._by_draw(components.log_prob(repeated))
+        log_probs = self._by_draw(log_prob_of(components, repeated))
         joint = log_probs.flatten(2).sum(2) if log_probs.dim() > 2 else log_probs
         return mixture_log_prob(joint)
 
+    def sample(self, count: int = 1, generator: torch.Generator | None = None) -> Tensor:
+        """Draw new observations, (count, examples, …): a draw of the weights, then of its distribution."""
+        if generator is None:
+            generator = torch.default_generator
+        seed = int(torch.randint(1 << 62, (), generator=generator, device=generator.device))
+        shape = (count, len(self))
+        own = torch.Generator().manual_seed(seed)
+        picked = torch.randint(self.draws, shape, generator=own).to(self.outputs.device)
+        outputs = self.outputs[picked, torch.arange(len(self), device=picked.device)]
+        # Distributions draw from the global generator alone.
+        devices = [self.outputs.device] if self.outputs.is_cuda else []
+        with torch.random.fork_rng(devices), torch.no_grad():
+            torch.manual_seed(seed)
+            values = self._distribution(outputs.flatten(0, 1)).sample()
+        return values.reshape(*shape, *values.shape[1:])
+
     def quantile(self, q: float) -> Tensor:
         """Return the value that a new observation stays below with probability `q`.
+
+        Of counts, it is the smallest number that is reached with that probability.
 
         Args:
             q: A probability strictly between 0 and 1.
         """
         components = self._components
         try:
-            each = self._by_draw(components.icdf(self.outputs.new_tensor(q)))
+            each = self._by_draw(quantile_function(components, q))
         except NotImplementedError as error:
             raise TypeError(
-                f"{type(components).__name__} has no quantile function: use mean and std, or sample it"
+                f"{type(components).__name__} has no quantile function: use mean and std, or quantiles of "
+                "sample(1000)"
             ) from error
 
         def cdf(values: Tensor) -> Tensor:
             repeated = values.expand(self.draws, *values.shape).flatten(0, 1)
-            return self._by_draw(components.cdf(repeated))
+            return self._by_draw(distribution_function(components, repeated))
 
-        return mixture_quantile(q, each, cdf)
+        value = mixture_quantile(q, each, cdf)
+        # The bisection ends at the jump of a count's distribution function, or just above it.
+        return value.floor() if is_count(components) else value
+
+    def rescaled(self, shift: float, scale: float) -> RegressionPredictive:
+        """Return the prediction of scale · y + shift, in float64: such as a target in its own units.
+
+        Args:
+            shift: Number that is added.
+            scale: Positive number to multiply by first.
+        """
+        return RegressionPredictive(
+            self.outputs.double(),
+            lambda outputs: _Scaled(self._distribution(outputs), shift, scale),
+        )
 
     def merge(self, other: Predictive) -> RegressionPredictive:
         """Return the mixture of both predictions."""
@@ -237,10 +364,14 @@ class RegressionPredictive(Predictive):
             )
         return RegressionPredictive(torch.cat([self.outputs, other.outputs]), self._distribution)
 
+    def subset(self, index: Tensor) -> RegressionPredictive:
+        """Return the predictions of the examples at `index`, in its order."""
+        return RegressionPredictive(self.outputs[:, index], self._distribution)
+
     @staticmethod
     def cat(parts: Sequence[Predictive]) -> RegressionPredictive:
         """Concatenate the rows of all parts."""
         own = [part for part in parts if isinstance(part, RegressionPredictive)]
-        _check_parts(parts, own)
+        check_parts(parts, own)
         outputs = torch.cat([part.outputs for part in own], dim=1)
         return RegressionPredictive(outputs, own[0]._distribution)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from torchbayes.report.fragment import glossary
 from torchbayes.report.results import MethodResult, Results
@@ -25,6 +26,7 @@ class Column:
         higher: Whether higher is better; None if neither direction is.
         show: Formats a value.
         main: Whether it is in the table at the top of the page, not only in the full one.
+        entry: Its entry in the glossary; the key if empty.
     """
 
     key: str
@@ -33,11 +35,12 @@ class Column:
     higher: bool | None
     show: Callable[[float], str]
     main: bool = True
+    entry: str = ""
 
     @property
     def meaning(self) -> str:
         """One or two plain sentences."""
-        return glossary()["scores"][self.key]
+        return glossary()["scores"][self.entry or self.key]
 
     @property
     def direction(self) -> str:
@@ -51,13 +54,21 @@ class Column:
 
 
 _percent = partial(percent, decimals=2)
+
+
+def _amount(value: float) -> str:
+    """Format a score in the units of the target."""
+    return whole(value) if abs(value) >= 1000 else fixed(value, 4)
+
+
 _area, _error, _small = (partial(fixed, decimals=decimals) for decimals in (3, 4, 5))
 _QUALITY, _ERRORS, _UNFAMILIAR, _COST = "Quality", "Errors", "Unfamiliar inputs", "Cost"
 
 COLUMNS: tuple[Column, ...] = (
     Column("accuracy", "Accuracy", _QUALITY, True, _percent),
-    Column("rmse", "RMSE", _QUALITY, False, _error),
-    Column("crps", "CRPS", _QUALITY, False, _error),
+    Column("mean_iou", "mean IoU", _QUALITY, True, _area),
+    Column("rmse", "RMSE", _QUALITY, False, _amount),
+    Column("crps", "CRPS", _QUALITY, False, _amount),
     Column("coverage90", "In 90 %", _QUALITY, None, _percent),
     Column("nll", "NLL", _QUALITY, False, _error),
     Column("ece", "ECE", _QUALITY, False, _error),
@@ -82,6 +93,12 @@ COLUMNS: tuple[Column, ...] = (
 )
 
 
+# What differs where numbers are predicted, which have no entropy.
+_OF_NUMBERS: dict[str, dict[str, Any]] = {
+    "auroc_ood": {"label": "AUROC spread", "entry": "auroc_ood_numbers"}
+}
+
+
 def columns_with_data(methods: Sequence[MethodResult], main: bool) -> list[Column]:
     """Return the columns in which at least one method has a value.
 
@@ -89,8 +106,9 @@ def columns_with_data(methods: Sequence[MethodResult], main: bool) -> list[Colum
         methods: The rows.
         main: Whether to keep only the columns of the table at the top.
     """
+    numbers = any(m.scores.get("rmse") is not None for m in methods)
     return [
-        column
+        replace(column, **_OF_NUMBERS.get(column.key, {})) if numbers else column
         for column in COLUMNS
         if (column.main or not main) and any(m.scores.get(column.key) is not None for m in methods)
     ]

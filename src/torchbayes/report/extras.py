@@ -35,15 +35,18 @@ class Calibration:
         after: Scores after scaling.
         conformal: For each requested coverage: target, coverage and mean_size.
         abstention: For each requested risk: target, coverage and, if anything was answered, risk.
+        intervals: For a regression, by kind of interval, for each requested coverage: target, coverage and
+            width.
     """
 
     fitted_on: str
     scored_on: str
-    temperature: float
+    temperature: float | None
     before: Numbers
     after: Numbers
     conformal: tuple[Numbers, ...]
     abstention: tuple[Numbers, ...]
+    intervals: Mapping[str, tuple[Numbers, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -122,15 +125,21 @@ def _corruptions(table: Mapping[str, Any]) -> tuple[dict[str, tuple[Numbers, ...
 
 
 def _calibration(table: Mapping[str, Any]) -> Calibration:
-    scaling = table["temperature"]
+    kinds: dict[str, tuple[Numbers, ...]] = {}
+    for row in table.get("intervals", ()):
+        kind = str(row["score"] or "own")
+        kinds[kind] = (*kinds.get(kind, ()), finite_numbers(row))
+    # A regression has intervals in place of all else.
+    scaling = {"value": None, "before": {}, "after": {}} if kinds else table["temperature"]
     return Calibration(
         str(table.get("fitted_on", "held-out examples")),
         str(table.get("scored_on", "the test split")),
-        float(scaling["value"]),
+        None if scaling["value"] is None else float(scaling["value"]),
         finite_numbers(scaling["before"]),
         finite_numbers(scaling["after"]),
         tuple(map(finite_numbers, table.get("conformal", ()))),
         tuple(map(finite_numbers, table.get("abstention", ()))),
+        kinds,
     )
 
 

@@ -11,7 +11,7 @@ import torch
 from torchbayes import metrics
 from torchbayes.core.errors import FileError
 from torchbayes.core.reading import read_json, read_npz
-from torchbayes.experiments.saved_predictions import Predictions
+from torchbayes.experiments.saved_predictions import Predictions, RegressionPredictions
 from torchbayes.report.extras import finite_numbers, read_extras
 from torchbayes.report.results import Images, MethodResult, Results, Row, RunResult
 from torchbayes.train.run_folder import RunFolder
@@ -77,6 +77,9 @@ def _one_run(folder: Path) -> dict[str, Any] | None:
         raise ValueError(f"{folder} is not a finished run: {error}") from error
     named = {key: config.pop(key, None) for key in ("torchbayes", "data", "model", "method")}
     name = _get(named, "method", str) or folder.name
+    data = _get(named, "data", str)
+    if data.startswith("table:"):
+        named["data"], config["data"] = Path(data.removeprefix("table:")).name, data
     return {**named, "settings": config, "methods": {name: row}}
 
 
@@ -107,7 +110,7 @@ def _method(
     folder: Path, name: str, index: int, entry: dict[str, Any], problems: list[str]
 ) -> MethodResult:
     runs: list[RunResult] = []
-    predictions, seed = None, None
+    predictions, values, seed = None, None, None
     for run in _get(entry, "runs", list):
         if not isinstance(run, dict):
             continue
@@ -121,10 +124,12 @@ def _method(
             read_extras(place, problems),
         )
         runs.append(result)
-        file = place / "predictions.npz"
-        if predictions is None and file.is_file():
+        if predictions is None and values is None:
             try:
-                predictions, seed = _predictions(file), result.seed
+                if (file := place / "predictions.npz").is_file():
+                    predictions, seed = _predictions(file), result.seed
+                elif (file := place / "regression.npz").is_file():
+                    values, seed = _values(file), result.seed
             except ValueError as error:
                 problems.append(f"{name}'s predictions are not shown: {error}")
     return MethodResult(
@@ -137,6 +142,7 @@ def _method(
         runs=tuple(runs),
         predictions=predictions,
         seed=seed,
+        values=values,
     )
 
 
@@ -155,6 +161,16 @@ def _predictions(file: Path) -> Predictions:
     except (TypeError, ValueError) as error:
         raise ValueError(f"{file} does not hold usable predictions ({error})") from error
     return predictions
+
+
+def _values(file: Path) -> RegressionPredictions:
+    """Load predicted values; raise `ValueError` if they cannot be plotted."""
+    values = RegressionPredictions.load(file)
+    try:
+        metrics.gaussian_mixture_nll(values.means, values.stds, values.targets)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{file} does not hold usable predictions ({error})") from error
+    return values
 
 
 def _images(file: Path, problems: list[str]) -> Images | None:

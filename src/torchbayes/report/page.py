@@ -27,6 +27,7 @@ from torchbayes.report.sections.comparison import comparison_section
 from torchbayes.report.sections.draws import draws_section
 from torchbayes.report.sections.examples import examples_section
 from torchbayes.report.sections.headline import headline
+from torchbayes.report.sections.intervals import intervals_section
 from torchbayes.report.sections.notices import notices_section
 from torchbayes.report.sections.shift import shift_section
 from torchbayes.report.sections.training import training_section
@@ -37,9 +38,9 @@ from torchbayes.report.wording import whole
 __all__ = ["SECTIONS", "render_page", "write_report"]
 
 SECTIONS: tuple[Callable[[Results], Section | None], ...] = (
-    notices_section, comparison_section, failed_section, calibration_section, unfamiliar_section,
-    shift_section, abstaining_section, afterwards_section, examples_section, draws_section,
-    training_section, inside_section, settings_section, glossary_section,
+    notices_section, comparison_section, failed_section, calibration_section, intervals_section,
+    unfamiliar_section, shift_section, abstaining_section, afterwards_section, examples_section,
+    draws_section, training_section, inside_section, settings_section, glossary_section,
 )  # fmt: skip
 """The page from top to bottom. A section with nothing to show returns None and is left out."""
 

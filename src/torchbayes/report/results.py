@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy.typing as npt
 
-from torchbayes.experiments.saved_predictions import Predictions
+from torchbayes.experiments.saved_predictions import Predictions, RegressionPredictions
 from torchbayes.report.extras import Extras
 
 __all__ = ["Images", "MethodResult", "Results", "Row", "RunResult", "Scored"]
@@ -48,6 +48,7 @@ class MethodResult:
         runs: The individual runs.
         predictions: Predictions of the first run that has them, or None.
         seed: Seed of that run.
+        values: Predicted values of the first run of a regression that has them, or None.
     """
 
     name: str
@@ -59,6 +60,7 @@ class MethodResult:
     runs: tuple[RunResult, ...]
     predictions: Predictions | None
     seed: int | None
+    values: RegressionPredictions | None = None
 
 
 class Scored(NamedTuple):
@@ -125,6 +127,11 @@ class Results:
     def predicted(self) -> tuple[tuple[MethodResult, Predictions], ...]:
         """Methods whose predictions could be read, with the predictions."""
         return tuple((m, m.predictions) for m in self.methods if m.predictions is not None)
+
+    @property
+    def valued(self) -> tuple[tuple[MethodResult, RegressionPredictions], ...]:
+        """Methods whose predicted values could be read, with the values."""
+        return tuple((m, m.values) for m in self.methods if m.values is not None)
 
     def class_name(self, index: int) -> str:
         """Return the name of a class, or its number if it has none."""

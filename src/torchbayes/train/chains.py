@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torchbayes.core import distributed
 from torchbayes.likelihood import Likelihood
 from torchbayes.optim.sampler import Sampler
-from torchbayes.posterior import Samples, Weights, snapshot
+from torchbayes.posterior import Samples, Weights, held_names, snapshot
+from torchbayes.posterior.posterior import assign
 from torchbayes.train.failures import TrainingError
 from torchbayes.train.method import Method, Plan
 from torchbayes.train.stacked_chains import StackedChains, StackedPrior
@@ -79,17 +80,14 @@ class Collection:
 
 
 def restart(model: nn.Module, plan: Plan) -> None:
-    """Give a network a fresh random start, in place."""
+    """Give a network a fresh random start, in place; what is frozen stays as it is."""
     # From the run's generator, so that members differ over ranks and a resumed run repeats them.
     generator = plan.generator
     seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         fresh = plan.new_model()
-    own = [*model.parameters(), *model.buffers()]
-    with torch.no_grad():
-        for old, new in zip(own, [*fresh.parameters(), *fresh.buffers()], strict=True):
-            old.copy_(new)
+    assign(model, snapshot(fresh, held_names(model)))
 
 
 class SamplerMethod(Method):
@@ -151,8 +149,8 @@ class SamplerMethod(Method):
         for _ in range(1, self.chains):
             restart(self.model, self.plan)
             starts.append(snapshot(self.model))
-        self.model.load_state_dict(own)
-        self.stack = StackedChains(self.model, self.likelihood, starts)
+        assign(self.model, own)
+        self.stack = StackedChains(self.model, self.likelihood, starts, self.plan.output)
         prior = StackedPrior.of(self.build(self.algorithm, self.model).prior)
         sampler: Sampler = self.build(self.algorithm, self.stack.model, prior=prior)
         self.set_optimizer(sampler)
@@ -185,11 +183,11 @@ class SamplerMethod(Method):
             restart(self.model, self.plan)
             self.set_optimizer(self.build(self.algorithm, self.model))
 
-    def loss(self, inputs: Any, targets: Tensor) -> Tensor:
+    def loss(self, inputs: Any, targets: Tensor, weights: Tensor | None = None) -> Tensor:
         """Return the mean loss of a batch; every chain gets its own gradient."""
         if self.stack is None:
-            return super().loss(inputs, targets)
-        self._losses = self.stack.losses(inputs, targets)
+            return super().loss(inputs, targets, weights)
+        self._losses = self.stack.losses(inputs, targets, weights)
         fine = self._losses[self.stack.alive & torch.isfinite(self._losses.detach())]
         mean = fine.detach().mean()
         self.logs = {"nll": mean}
@@ -280,7 +278,7 @@ class SamplerMethod(Method):
         """Give the network the weights of the first chain, to be scored after the epoch."""
         if self.stack is not None:
             first = int(self.stack.alive.nonzero()[0])
-            self.model.load_state_dict(self.stack.weights(first))
+            assign(self.model, self.stack.weights(first))
 
     @property
     def finished(self) -> bool:
@@ -318,7 +316,7 @@ class SamplerMethod(Method):
         for rank, count in enumerate(counts):
             for index in range(int(count)):
                 mine = rank == self.plan.rank
-                weights: Weights = self.bank[index] if mine else snapshot(self.model)
+                weights: Weights = self.bank[index] if mine else self.bank.current()
                 number = torch.tensor(float(chains[index] if mine else 0))
                 distributed.broadcast([number, *weights.values()], rank)
                 if not on_disk or self.plan.rank == 0:

@@ -2,21 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from torchbayes.core.batch import call, slice_batch, split_batch, to_device
+from torchbayes.core.arrays import as_targets, as_tensors, is_array
+from torchbayes.core.batch import (
+    as_labels,
+    batch_weights,
+    call,
+    network_dtype,
+    slice_batch,
+    split_batch,
+    suited,
+)
+from torchbayes.core.outputs import Output, output_tensor
 from torchbayes.data import Split
-from torchbayes.data.loader import BatchLoader
+from torchbayes.data.foreign import ForeignLoader
+from torchbayes.data.loader import BatchLoader, WholeLoader
 from torchbayes.data.order import EpochLoader
 from torchbayes.data.stream import StreamLoader
-from torchbayes.likelihood import Categorical, GaussianNoise, Likelihood, as_likelihood
+from torchbayes.likelihood import Likelihood, as_likelihood, inferred_likelihood
 
-__all__ = ["as_loader", "check_data", "device_of", "likelihood_for"]
+__all__ = ["as_loader", "check_device", "device_of", "likelihood_for", "spelled"]
+
+
+def spelled(train_set: Any, targets: Any, method: str) -> tuple[Any, str]:
+    """Return the training set and the method of each of `fit`'s spellings.
+
+    They are `fit(model, data, "vogn")`, `fit(model, data, method="vogn")` and `fit(model, X, y, "vogn")`.
+    """
+    if targets is None:
+        return train_set, method
+    if isinstance(targets, str):
+        if method not in ("map", targets):
+            raise ValueError(f"the method is given twice, {targets!r} and {method!r}: keep one")
+        return train_set, targets
+    if not isinstance(targets, (list, tuple)) and not _is_numbers(targets):
+        given = targets if isinstance(targets, type) else type(targets)
+        raise TypeError(
+            f"the third argument of fit is a {given.__name__}: expected the targets of the training set, or "
+            'the name of a method such as "vogn"'
+        )
+    return (train_set, targets), method
 
 
 def as_loader(
@@ -27,85 +59,169 @@ def as_loader(
     shard: tuple[int, int],
     *,
     shuffle: bool = True,
+    train_size: int | None = None,
+    weights: Any = None,
+    split: bool = True,
 ) -> EpochLoader:
-    """Return a loader for what a user gave as data."""
+    """Return a loader for what a user gave as data.
+
+    Args:
+        data: Any of the forms that `fit` takes.
+        batch_size: Examples per batch, where the data do not come in batches.
+        seed: Seed of order and augmentation.
+        transform: Applied to every batch of inputs.
+        shard: Rank of this process and number of processes.
+        shuffle: Whether the data are to be trained on, in random order, or read once from first to last.
+        train_size: Number of examples, for data that cannot tell it.
+        weights: One weight per example, for data in memory.
+        split: Whether the data can be cut into batches; otherwise they are one, passed whole.
+    """
     rank, world = shard
-    if isinstance(data, EpochLoader):
+    weights = None if weights is None else torch.as_tensor(weights, dtype=torch.get_default_dtype())
+    if isinstance(data, EpochLoader) and weights is None and split:
         return data
-    if isinstance(data, Split):
-        data = (data.inputs, data.targets)
-    elif isinstance(data, TensorDataset):
-        data = data.tensors  # in memory: no need to gather example by example
-    if isinstance(data, (tuple, list)) and len(data) == 2:
-        inputs, targets = data
-        if isinstance(targets, Tensor):
-            return BatchLoader(
-                inputs, targets, batch_size, shuffle=shuffle, seed=seed, transform=transform,
-                rank=rank, world_size=world,
-            )  # fmt: skip
-    if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, Tensor):
+    given = _in_memory(data)
+    if given is not None:
+        inputs, targets, own = given
+        weights = own if weights is None else weights
+        if not split:
+            return WholeLoader(
+                inputs, targets, seed=seed, transform=transform, weights=weights, world_size=world
+            )
+        return BatchLoader(
+            inputs, targets, batch_size, shuffle=shuffle, seed=seed, transform=transform,
+            rank=rank, world_size=world, weights=weights,
+        )  # fmt: skip
+    if weights is not None or not split:
+        what = "split=False needs" if not split else "weights are for"
+        raise ValueError(
+            f"{what} inputs and targets in memory, not a {type(data).__name__}: pass a pair, or let the "
+            "loader give batches (inputs, targets, weights)"
+        )
+    if isinstance(data, IterableDataset):
+        data = DataLoader(data, batch_size)
+    elif _is_map_style(data):
         return StreamLoader(
             data, batch_size, shuffle=shuffle, seed=seed, transform=transform,
             rank=rank, world_size=world, workers=0,
         )  # fmt: skip
+    if (isinstance(data, Iterable) or callable(data)) and not isinstance(data, str):
+        return ForeignLoader(
+            data, seed=seed, train_size=train_size, transform=transform,
+            rank=rank, world_size=world, whole=not shuffle,
+        )  # fmt: skip
     raise TypeError(
-        f"cannot train on a {type(data).__name__}: pass a pair of tensors (inputs, targets), a map-style "
-        "torch data set, or a torchbayes loader"
+        f"cannot train on a {type(data).__name__}: pass inputs and targets, a torch data set or a DataLoader"
     )
 
 
-def likelihood_for(loader: EpochLoader, given: Any) -> Likelihood:
-    """Return the given likelihood, or infer it from the type of the targets."""
-    if given is not None:
-        return as_likelihood(given)
-    _, targets = split_batch(next(iter(loader.batches(0))))
-    if targets is not None and targets.is_floating_point():
-        return GaussianNoise(learned=True)
-    return Categorical()
+def _in_memory(data: Any) -> tuple[Any, Tensor, Any] | None:
+    """Return inputs, targets and weights, if any, of data in memory, as tensors; None for other data."""
+    weights = None
+    if isinstance(data, Split):
+        data = (data.inputs, data.targets)
+    elif isinstance(data, TensorDataset):
+        data = data.tensors  # no need to gather example by example
+    if _is_numbers(data):
+        raise TypeError(
+            f"cannot train on a {type(data).__name__} alone: give the targets too, as in fit(model, X, y)"
+        )
+    if isinstance(data, Mapping):
+        inputs, targets = split_batch(data)
+    elif isinstance(data, tuple):
+        weights = batch_weights(data)
+        if len(data) != 2 and weights is None:
+            raise ValueError(
+                f"the data are {len(data)} parts, but inputs and targets are 2: put several inputs into a "
+                "tuple or dictionary of their own, as in ((x1, x2), targets)"
+            )
+        inputs, targets = data[:2]
+    elif isinstance(data, list) and len(data) == 2 and _is_numbers(data[1]):
+        inputs, targets = data
+    else:
+        return None
+    if targets is None:
+        found = f" among {', '.join(map(repr, inputs))}" if isinstance(inputs, Mapping) else ""
+        raise ValueError(
+            f"the data have no targets{found}: give them too, as in fit(model, inputs, targets), or in a "
+            "dictionary under 'labels'"
+        )
+    return as_tensors(inputs), as_targets(targets), weights
 
 
-def check_data(model: nn.Module, loader: EpochLoader, likelihood: Likelihood) -> None:
-    """Check that the network takes a batch and that the targets fit, before training starts."""
-    inputs, targets = split_batch(next(iter(loader.batches(0))))
-    inputs = to_device(slice_batch(inputs, 0, 2), device_of(model))
+def _is_numbers(value: Any) -> bool:
+    return isinstance(value, Tensor) or is_array(value)
+
+
+def _is_map_style(data: Any) -> bool:
+    return hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, str)
+
+
+def likelihood_for(
+    model: nn.Module, loader: EpochLoader, given: Any, output: Output = None
+) -> Likelihood:
+    """Return the given likelihood, or infer it from targets and outputs; check that the targets fit."""
+    batch = loader.peek()
+    inputs, targets = split_batch(batch)
+    if targets is None:
+        raise ValueError("the training set has no targets: give pairs of inputs and targets")
+    outputs = _outputs(model, slice_batch(inputs, 0, 2) if loader.splits else inputs, output)
+    known = getattr(loader, "targets", None)
+    targets = as_labels(known if isinstance(known, Tensor) else targets)
+    likelihood = inferred_likelihood(outputs, targets) if given is None else as_likelihood(given)
+    likelihood.check(outputs.cpu(), targets)
+    takes = inspect.signature(likelihood.loss).parameters
+    if batch_weights(batch) is not None and "weights" not in takes:
+        raise ValueError(
+            f"there are weights of the examples, but {type(likelihood).__name__}.loss does not take any: "
+            "give it a third argument, weights"
+        )
+    return likelihood
+
+
+def _outputs(model: nn.Module, inputs: Any, output: Output) -> Tensor:
+    """Return what the likelihood takes of the network's outputs, in evaluation mode."""
+    inputs = suited(inputs, device_of(model), network_dtype(model))
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         with torch.no_grad():
-            outputs = call(model, inputs)
+            returned = call(model, inputs)
     except (RuntimeError, TypeError, ValueError) as error:
-        shape = tuple(inputs.shape) if isinstance(inputs, Tensor) else type(inputs).__name__
         raise ValueError(
-            f"{type(model).__name__} cannot take inputs of shape {shape} ({str(error).splitlines()[0]}): "
-            "choose a model that fits the data"
+            f"{type(model).__name__} cannot take inputs of {_described(inputs)} "
+            f"({str(error).splitlines()[0]}): {_remedy(inputs)}"
         ) from error
     finally:
         for module, mode in modes:
             module.training = mode
-    if not isinstance(outputs, Tensor):
-        raise TypeError(
-            f"{type(model).__name__} returns a {type(outputs).__name__}: fit needs a module that returns one "
-            "tensor; wrap it in a module that selects one"
-        )
-    if isinstance(likelihood, Categorical):
-        known = getattr(loader, "targets", None)
-        _check_labels(known if isinstance(known, Tensor) else targets, outputs)
+    return output_tensor(returned, output, network=type(model).__name__)
 
 
-def _check_labels(targets: Tensor | None, outputs: Tensor) -> None:
-    if targets is None:
-        raise ValueError("the training set has no targets: give pairs of inputs and targets")
-    if targets.is_floating_point():
+def _described(inputs: Any) -> str:
+    if isinstance(inputs, Tensor):
+        return f"shape {tuple(inputs.shape)}"
+    return f"the form {type(inputs).__name__}"
+
+
+def _remedy(inputs: Any) -> str:
+    if isinstance(inputs, Tensor) and not inputs.is_floating_point():
+        kind = str(inputs.dtype).removeprefix("torch.")
+        return f"the inputs are {kind}; convert them to float32 if they are numbers, not indices"
+    return "choose a model that fits the data"
+
+
+def check_device(device: str | torch.device | None) -> None:
+    """Raise a `ValueError` if there is no such device."""
+    if device is None:
+        return
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise ValueError(
-            f"targets are {targets.dtype}, which are not class labels: convert them to int64, or pass "
-            "likelihood=torchbayes.GaussianNoise(…) for regression"
-        )
-    classes = outputs.shape[1]
-    for bad in (int(targets.min()), int(targets.max())):
-        if not 0 <= bad < classes:
-            raise ValueError(
-                f"label {bad} is out of range: the network has {classes} classes, 0 to {classes - 1}"
-            )
+            f"device is {str(device)!r}, which this torch cannot use ({str(error).splitlines()[0]}): leave "
+            "it out to train where the model is"
+        ) from error
 
 
 def device_of(module: nn.Module) -> torch.device:

@@ -15,11 +15,13 @@ from torchbayes.core import distributed
 from torchbayes.core.declaration import register
 from torchbayes.likelihood import Likelihood
 from torchbayes.optim import MAP
-from torchbayes.posterior import Samples, Weights, snapshot
+from torchbayes.posterior import Samples, Weights
 from torchbayes.train.chains import restart
 from torchbayes.train.method import Method, Plan
 
 __all__ = ["EnsembleMethod"]
+
+_MEMBERS = 5
 
 
 @register(
@@ -33,14 +35,16 @@ class EnsembleMethod(Method):
     """A deep ensemble of MAP (or, with `prior=0`, MLE) networks.
 
     The members are trained one after another, `epochs` epochs each; under torchrun they are spread over
-    the processes.
+    the processes. They start from random weights; with `fit(init=…)` from the given ones, each with a last
+    layer of its own or as `reset` says, or each from one of several given networks.
 
     Args:
-        members: Number of networks.
+        members: Number of networks; if None one for each of several given starts, or else 5.
     """
 
     uses = (MAP,)
     one_per_rank = True
+    starts_apart = True
 
     def __init__(
         self,
@@ -48,10 +52,17 @@ class EnsembleMethod(Method):
         likelihood: Likelihood,
         plan: Plan,
         *,
-        members: int = 5,
+        members: int | None = None,
         **options: Any,
     ) -> None:
         super().__init__(model, likelihood, plan, **options)
+        given = 1 if plan.start is None else len(plan.start)
+        if members is None:
+            members = given if given > 1 else _MEMBERS
+        if given > 1 and members != given:
+            raise ValueError(
+                f"members is {members}, but init has {given} starting points: give one for each member"
+            )
         if members < 1:
             raise ValueError(f"members is {members}: expected at least 1 network")
         self.members = members
@@ -60,8 +71,10 @@ class EnsembleMethod(Method):
         self._start()
 
     def _start(self) -> None:
-        """Give the network a fresh random start and an optimiser of its own."""
+        """Give the network a start of its own, random or given, and an optimiser of its own."""
         restart(self.model, self.plan)
+        if self.plan.start is not None and self.own:
+            self.plan.start.apply(self.model, self.own[len(self.finished) % len(self.own)])
         self.set_optimizer(self.build(MAP, self.model))
 
     @property
@@ -97,7 +110,7 @@ class EnsembleMethod(Method):
             owner = member % self.plan.world_size
             mine = self.plan.rank == owner
             weights: Weights = (
-                self.finished[member // self.plan.world_size] if mine else snapshot(self.model)
+                self.finished[member // self.plan.world_size] if mine else self.finished.current()
             )
             distributed.broadcast(list(weights.values()), owner)
             result.append(weights)

@@ -4,29 +4,35 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from torchbayes.core import distributed
+from torchbayes.core.names import named_parameters, unwrapped
+from torchbayes.core.outputs import Output
+from torchbayes.core.parameters import Params, frozen_norms, selected, training_only
 from torchbayes.likelihood import Likelihood
 from torchbayes.posterior import Posterior
 from torchbayes.predict.predictive import predictive
 from torchbayes.predict.results import Predictive
-from torchbayes.train.data import as_loader, check_data, device_of, likelihood_for
+from torchbayes.train.data import as_loader, check_device, device_of, likelihood_for, spelled
 from torchbayes.train.loop import Training
 from torchbayes.train.method import Plan
 from torchbayes.train.progress import NoProgress, Progress, RichProgress
 from torchbayes.train.registry import check_options, find_method
-from torchbayes.train.schedule import Schedule
+from torchbayes.train.schedule import Schedule, as_schedule
+from torchbayes.train.start import Init, factory, start_of
 from torchbayes.train.tracking import Logger
 
 __all__ = ["Run", "fit"]
 
+_LOG = logging.getLogger("torchbayes")
 _AMP = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -35,12 +41,15 @@ class Run:
     """A finished training run.
 
     Attributes:
-        model: The network, with the weights of the end of training; the result is `posterior`.
+        model: The network that was trained, with the weights of the end of training: a copy of the one that
+            was passed to `fit`, that one itself with `in_place=True`, or the one that a function made. The
+            result is `posterior`.
         posterior: What was learned about the weights.
         history: One dictionary of metrics per epoch.
         likelihood: Meaning of the network's outputs.
         method: Name of the method.
         seconds: Training time, over all resumed parts.
+        output: Where the likelihood's tensor is in what the network returns, as it was given to `fit`.
     """
 
     model: nn.Module
@@ -49,22 +58,31 @@ class Run:
     likelihood: Likelihood
     method: str
     seconds: float
+    output: Output = None
 
     def predict(self, inputs: Any, samples: int = 32, **kwargs: Any) -> Predictive:
         """Predict with the weights averaged out; see `torchbayes.predictive`."""
-        return predictive(
-            self.model, self.posterior, inputs, samples, likelihood=self.likelihood, **kwargs
-        )
+        # The methods have estimated batch-norm statistics under their draws, or of their mean.
+        known = {"likelihood": self.likelihood, "output": self.output, "recalibrate": False}
+        return predictive(self.model, self.posterior, inputs, samples, **(known | kwargs))
 
 
 def fit(
     model: nn.Module | Callable[[], nn.Module],
     train_set: Any,
+    targets: Any = None,
     method: str = "map",
     *,
+    params: Params | None = None,
     epochs: int = 10,
     batch_size: int = 128,
+    train_size: int | None = None,
+    output: Output = None,
     likelihood: Likelihood | Any | None = None,
+    weights: Tensor | None = None,
+    split: bool = True,
+    init: Init | Sequence[Init] | None = None,
+    reset: str | Iterable[str] | None = None,
     validation: Any | None = None,
     transform: Callable[[Any, torch.Generator], Any] | None = None,
     schedule: str | Schedule = "constant",
@@ -73,6 +91,7 @@ def fit(
     accumulate: int = 1,
     seed: int = 0,
     device: str | torch.device | None = None,
+    in_place: bool = False,
     folder: str | Path | None = None,
     resume: bool = False,
     checkpoint_seconds: float = 30.0,
@@ -87,16 +106,38 @@ def fit(
     the last checkpoint and ends with bit-equal weights. Ctrl-C saves a checkpoint before it stops.
 
     Args:
-        model: The network, or a function that makes one. An ensemble needs several random starts: a
-            function gives them, a network's layers are asked to `reset_parameters`.
-        train_set: A pair of tensors (inputs, targets), a map-style torch data set, or one of
-            torchbayes' loaders.
+        model: The network, or a function that makes one. A network is not changed: its copy is trained,
+            without `torch.compile` and DDP around it, and is `Run.model`. An ensemble needs several random
+            starts: a function gives them, a network's layers are asked to `reset_parameters`, except those
+            that are frozen. To keep what a network has learned, pass it as `init` too.
+        train_set: A pair (inputs, targets) of tensors, arrays or data frames; a dictionary of them with the
+            targets under `labels`; a torch data set, map-style or iterable; a `DataLoader` or another
+            iterable of batches, a function that returns one, or one of torchbayes' loaders. See
+            docs/own-data.md.
+        targets: The targets, if `train_set` is the inputs alone; a string is the method, as in
+            `fit(model, data, "vogn")`.
         method: A name of `torchbayes.METHODS`, such as `"map"` or `"ensemble"`.
+        params: What to train: names or patterns of weights (`"head.*"`, `"*lora_*"`), modules, parameters, or
+            a list of these; all that require a gradient if None. The rest, batch-norm statistics included,
+            is frozen and no part of the posterior; `Run.model` shares its memory with the network's.
         epochs: Passes through the training set.
         batch_size: Examples per update (not used with a loader).
-        likelihood: Meaning of the outputs; by default classes for integer targets, Gaussian noise of learned
-            size for real ones.
-        validation: Inputs and targets, or a loader of them, to score after every epoch.
+        train_size: Number of training examples, for data that cannot tell it, such as an iterable data set.
+        output: Where the likelihood's tensor is in what the network returns: a key, an index or a function.
+            A tensor, and what is called `logits`, is found without it.
+        likelihood: Meaning of the outputs; by default classes for integer targets, binary labels where the
+            network has one logit for each 0 or 1, Gaussian noise of learned size for other real targets.
+        weights: A factor of each example's negative log-likelihood, (examples,). The loss is still divided by
+            the number of examples: weights that average 1 keep the scale. A loader gives them as the third
+            entry of a batch.
+        split: Whether the training set can be cut into batches along its first dimension; False for a graph,
+            whose inputs are passed whole and whose targets count the examples.
+        init: Weights to start from: a state dict, a posterior (its mean), a network, or the path of a
+            safetensors file; they are copied. For an ensemble also a list of them, one for each member.
+        reset: What starts from new random weights in spite of `init`: names of weights or modules, or
+            patterns such as `"layer4.*"`. By default nothing, and for an ensemble with a single `init` the
+            last layer, so that its members differ. Frozen weights never do.
+        validation: Data to score after every epoch, in any of the forms of `train_set`.
         transform: Applied to every batch of inputs, such as normalisation and augmentation.
         schedule: Learning-rate schedule.
         clip_norm: Largest norm of a gradient; no limit if None.
@@ -104,6 +145,7 @@ def fit(
         accumulate: Gradient-accumulation steps per update, to save memory.
         seed: Random seed, for the order of the data, augmentation and all draws.
         device: Device to train on; the model's own if None.
+        in_place: Train the network itself instead of a copy.
         folder: Run folder, for checkpoints, metrics and the posterior.
         resume: Continue the run in `folder`, if there is one.
         checkpoint_seconds: Time between checkpoints.
@@ -125,68 +167,111 @@ def fit(
         >>> bool((run.predict(x).prediction == y).float().mean() > 0.9)
         True
     """
+    train_set, method = spelled(train_set, targets, method)
     method_class = find_method(method)
     check_options(method_class, options)
-    schedule = Schedule(schedule) if isinstance(schedule, str) else schedule
-    _check_numbers(epochs, batch_size, accumulate, clip_norm, amp)
-    with distributed.process_group(), _seeded(seed):
-        made = model() if not isinstance(model, nn.Module) else model
+    schedule = as_schedule(schedule)
+    _check_numbers(epochs, batch_size, accumulate, train_size, clip_norm, amp)
+    check_device(device)
+    if accumulate > 1 and not split:
+        raise ValueError(
+            f"accumulate is {accumulate}, but split=False passes inputs whole: leave out one"
+        )
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(distributed.process_group())
+        stack.enter_context(_seeded(seed))
+        # A resumed run reads all weights, and other processes receive them: then nothing can be shared.
+        shared = not resume and distributed.world_size() == 1
+        made, params = _own_network(model, params, in_place, shared)
         if device is not None:
             made = made.to(device)
+        stack.enter_context(training_only(made, params))
+        resting = frozen_norms(made)
+        made.train()  # as it is in every epoch: what a posterior holds depends on it
+        for norm in resting:
+            norm.eval()
+        start = start_of(init, reset, made, several=method_class.starts_apart)
+        new_model = factory(model, made, start)
+        if start is not None:
+            if isinstance(model, nn.Module):  # a function has just made random weights
+                start.redraw(made, new_model())
+            start.apply(made)
         rank, world = distributed.rank(), distributed.world_size()
         shard = (0, 1) if method_class.one_per_rank else (rank, world)
-        loader = as_loader(train_set, batch_size, seed, transform, shard)
-        noise = likelihood_for(loader, likelihood).to(device_of(made))
-        check_data(made, loader, noise)
+        loader = as_loader(
+            train_set, batch_size, seed, transform, shard, train_size=train_size, weights=weights,
+            split=split,
+        )  # fmt: skip
+        held_out = None
+        if validation is not None:
+            held_out = as_loader(validation, 512, 0, transform, (0, 1), shuffle=False, split=split)
+        noise = likelihood_for(made, loader, likelihood, output).to(device_of(made))
         if not method_class.one_per_rank:
             distributed.broadcast([*made.parameters(), *made.buffers()])
         torch.manual_seed(
             seed + 1_000_003 * (rank + 1)
         )  # the model is made: from here on ranks differ
         plan = Plan(
-            train_size=loader.num_examples,
+            train_size=loader.num_examples if train_size is None else train_size,
             epochs=epochs,
             steps_per_epoch=len(loader),
             generator=torch.Generator(device_of(made)).manual_seed(seed + 7_919 * (rank + 1)),
-            new_model=_factory(model, made),
+            new_model=new_model,
             schedule=schedule,
             rank=rank,
             world_size=world,
+            output=output,
+            start=start,
         )
         settings = {
             "method": method,
             "epochs": epochs,
             "batch_size": loader.batch_size,
             "seed": seed,
-            "train_size": loader.num_examples,
+            "train_size": plan.train_size,
             "network": type(made).__name__,
+            "output": _plain(output),
             **schedule.settings(),
             "clip_norm": clip_norm,
             "amp": amp,
             "accumulate": accumulate,
+            "params": None if params is None else list(params),
             "options": {name: _plain(value) for name, value in options.items()},
+            **({} if start is None else start.settings()),
             **({} if config is None else config),
         }
         training = Training(
             method=method_class(made, noise, plan, **options),
             loader=loader,
-            validation=validation,
-            transform=transform,
+            validation=held_out,
             clip_norm=clip_norm,
             amp=None if amp is None else _AMP[amp],
             accumulate=accumulate,
             checkpoint_seconds=checkpoint_seconds,
+            resting=resting,
             logger=logger,
         )
         with training.opened(folder, settings, resume):
-            training.run(_progress(progress, rank))
+            shown = _progress(progress, rank)
+            said = None if start is None else str(start)
+            if start is None and method_class.starts_apart and isinstance(model, nn.Module):
+                said = (
+                    "starts from new random weights, not those of the given network: to keep them, pass "
+                    "init"
+                )
+            if said is not None:
+                _LOG.info("%s %s", method, said)
+                shown.note(f"{method} {said}")
+            training.run(shown)
             posterior = training.method.posterior()
             if training.folder is not None and rank == 0:
+                if posterior.rest:
+                    training.folder.write_rest(made, posterior)
                 posterior.save(training.folder.posterior_file)
                 if logger is not None:
                     logger.artifact(training.folder.posterior_file)
             distributed.barrier()
-    return Run(made, posterior, training.history, noise, method, training.seconds)
+    return Run(made, posterior, training.history, noise, method, training.seconds, output)
 
 
 @contextlib.contextmanager
@@ -212,35 +297,48 @@ def _plain(option: Any) -> Any:
 
 
 def _check_numbers(
-    epochs: int, batch_size: int, accumulate: int, clip_norm: float | None, amp: str | None
+    epochs: int,
+    batch_size: int,
+    accumulate: int,
+    train_size: int | None,
+    clip_norm: float | None,
+    amp: str | None,
 ) -> None:
     for name, value in (("epochs", epochs), ("batch_size", batch_size), ("accumulate", accumulate)):
         if value < 1:
             raise ValueError(f"{name} is {value}: expected a whole number of at least 1")
+    if train_size is not None and train_size < 1:
+        raise ValueError(f"train_size is {train_size}: expected the number of training examples")
     if clip_norm is not None and not clip_norm > 0:
         raise ValueError(f"clip_norm is {clip_norm:g}: expected a norm above 0")
     if amp is not None and amp not in _AMP:
         raise ValueError(f"amp is {amp!r}: expected bfloat16 or float16")
 
 
-def _factory(
-    model: nn.Module | Callable[[], nn.Module], made: nn.Module
-) -> Callable[[], nn.Module]:
+def _own_network(
+    model: nn.Module | Callable[[], nn.Module], params: Params | None, in_place: bool, shared: bool
+) -> tuple[nn.Module, list[str] | None]:
+    """Return the network to train and the names of what to train: the user's own is not to be changed."""
     if not isinstance(model, nn.Module):
-        return model
-
-    def fresh() -> nn.Module:
-        twin = copy.deepcopy(made)
-        for name, module in twin.named_modules():
-            reset = getattr(module, "reset_parameters", None)
-            own = list(module.parameters(recurse=False))
-            if callable(reset):
-                reset()
-            elif own:
-                raise ValueError(
-                    f"module {name!r} ({type(module).__name__}) has weights but no reset_parameters() to "
-                    "give them a new random start: pass fit a function that makes the network"
-                )
-        return twin
-
-    return fresh
+        made = model()
+        return made, None if params is None else list(selected(made, params))
+    model = unwrapped(model)
+    chosen = None if params is None else selected(model, params)
+    names = None if chosen is None else list(chosen)
+    if in_place:
+        return model, names
+    memo: dict[int, Any] = {}
+    if shared:  # what is frozen is not written to, so that a large body need not be copied
+        memo = {
+            id(p): nn.Parameter(p.detach(), requires_grad=False)
+            for name, p in named_parameters(model).items()
+            if type(p) is nn.Parameter
+            and not (p.requires_grad and (names is None or name in names))
+        }
+    try:
+        return copy.deepcopy(model, memo), names
+    except Exception as error:
+        raise ValueError(
+            f"{type(model).__name__} cannot be copied ({str(error).splitlines()[0]}), and fit trains a copy: "
+            "pass in_place=True to train the network itself, or a function that makes it"
+        ) from error

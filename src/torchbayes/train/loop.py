@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,11 +19,19 @@ import torch
 from torch import Tensor, nn
 
 from torchbayes.core import distributed
-from torchbayes.core.batch import batch_len, call, slice_batch, split_batch, to_device
+from torchbayes.core.batch import (
+    as_labels,
+    batch_weights,
+    call,
+    network_dtype,
+    slice_batch,
+    split_batch,
+    suited,
+)
 from torchbayes.core.errors import PosteriorFileError
+from torchbayes.core.outputs import output_tensor
 from torchbayes.data.order import EpochLoader
-from torchbayes.likelihood import Categorical
-from torchbayes.train.data import as_loader, device_of
+from torchbayes.train.data import device_of
 from torchbayes.train.failures import TrainingError, first_nonfinite_layer, first_nonfinite_weight
 from torchbayes.train.interrupt import StopRequest, stop_requests
 from torchbayes.train.method import Method
@@ -36,6 +45,7 @@ __all__ = ["Training"]
 # What settings were before they existed; see `RunFolder.check_config`.
 _BEFORE: dict[str, Any] = {
     **Schedule().settings(), "clip_norm": None, "amp": None, "accumulate": 1, "options": {},
+    "output": None, "params": None, "init_checksum": None, "reset_weights": None,
 }  # fmt: skip
 
 
@@ -45,12 +55,12 @@ class Training:
 
     method: Method
     loader: EpochLoader
-    validation: Any
-    transform: Callable[[Any, torch.Generator], Any] | None
+    validation: EpochLoader | None
     clip_norm: float | None
     amp: torch.dtype | None
     accumulate: int
     checkpoint_seconds: float
+    resting: list[nn.Module] = field(default_factory=list)
     logger: Logger | None = None
     folder: RunFolder | None = None
     epoch: int = 0
@@ -60,7 +70,7 @@ class Training:
     sums: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.device = device_of(self.method.model)
+        self.device, self.dtype = device_of(self.method.model), network_dtype(self.method.model)
         self.shared = distributed.world_size() > 1 and not self.method.one_per_rank
         own = [p for p in self.method.likelihood.parameters() if p.requires_grad]
         # A learned noise level is trained alike by every method: with an Adam of its own.
@@ -109,6 +119,12 @@ class Training:
             if not self._fresh:
                 assert state is not None
                 self._restore(state)
+                if self.loader.doubt is not None:
+                    warnings.warn(
+                        "the resumed run may differ from one that was never stopped: "
+                        f"{self.loader.doubt}",
+                        stacklevel=4,
+                    )
             elif own_files:
                 folder.keep_metrics([])  # a kill before the first checkpoint may have left some
             yield
@@ -141,13 +157,15 @@ class Training:
                 started = time.monotonic()
                 method.begin_epoch(self.epoch)
                 method.module.train()
+                for norm in self.resting:
+                    norm.eval()
                 if self._fresh:
                     # A disk that is full, or a state that no file can hold, is better known at once; and a
                     # kill before the second checkpoint finds what it needs to continue.
                     self._fresh = False
                     self._save()
                 for batch in self.loader.batches(self.epoch, self.batch):
-                    self._update(*split_batch(batch))
+                    self._update(*split_batch(batch), batch_weights(batch))
                     self.batch += 1
                     progress.advance(self.sums["loss"] / self.batch)
                     save, end = self._pause(stop)
@@ -164,12 +182,14 @@ class Training:
                 if self._pause(stop)[0] or self.epoch == epochs:
                     self._save()
 
-    def _update(self, inputs: Any, targets: Tensor | None) -> None:
+    def _update(self, inputs: Any, targets: Tensor | None, weights: Tensor | None) -> None:
         """Take one step on one batch."""
         if targets is None:
             raise ValueError("the training set has no targets: give pairs of inputs and targets")
-        inputs, targets = to_device(inputs, self.device), targets.to(self.device)
-        count = batch_len(inputs)
+        inputs = suited(inputs, self.device, self.dtype)
+        targets = as_labels(targets).to(self.device)
+        weights = None if weights is None else weights.to(self.device)
+        count = len(targets)
         # Batches are global: under torchrun this process has only its share of the examples.
         share = self._share(count)
         size = math.ceil(count / self.accumulate) if count else 1
@@ -184,9 +204,10 @@ class Training:
             for start in starts:
                 piece = inputs if len(starts) == 1 else slice_batch(inputs, start, start + size)
                 wanted = targets if len(starts) == 1 else targets[start : start + size]
-                weight = batch_len(piece) / count
+                given = () if weights is None else (weights[start : start + size],)
+                weight = len(wanted) / count
                 with torch.autocast(self.device.type, self.amp, enabled=self.amp is not None):
-                    loss = self.method.loss(piece, wanted) * weight
+                    loss = self.method.loss(piece, wanted, *given) * weight
                 self.scaler.scale(loss).backward()
                 total += loss.detach()
                 for name, value in self.method.logs.items():
@@ -212,8 +233,7 @@ class Training:
     def _share(self, count: int) -> float:
         if not self.shared:
             return 1.0
-        first = self.batch * self.loader.batch_size
-        return count / min(self.loader.batch_size, self.loader.num_examples - first)
+        return self.loader.weight(self.batch, count)
 
     def _finish_gradients(self, share: float) -> None:
         if self.scaler.is_enabled():
@@ -269,27 +289,36 @@ class Training:
     @torch.no_grad()
     def _validate(self) -> dict[str, float]:
         """Score the current mean weights; `torchbayes evaluate` scores the posterior."""
+        assert self.validation is not None
         module, likelihood = self.method.scored(self._training_batches()), self.method.likelihood
-        loader = as_loader(self.validation, 512, 0, self.transform, (0, 1), shuffle=False)
-        nll, correct, count = 0.0, 0.0, 0
-        for batch in loader.batches(0):
+        nll, count = 0.0, 0
+        correct: list[Tensor] = []
+        for batch in self.validation.batches(0):
             inputs, targets = split_batch(batch)
-            assert targets is not None
-            outputs = call(module, to_device(inputs, self.device))
-            targets = targets.to(self.device)
-            size = len(targets)
+            if targets is None:
+                raise ValueError("the validation set has no targets: give inputs and targets")
+            outputs = call(module, suited(inputs, self.device, self.dtype))
+            outputs = output_tensor(outputs, self.method.plan.output)
+            targets = as_labels(targets).to(self.device)
+            size = likelihood.count(targets)
             nll += float(likelihood.loss(outputs, targets)) * size
-            if isinstance(likelihood, Categorical):
-                correct += float((outputs.argmax(1) == targets).float().mean()) * size
+            right = likelihood.correct(outputs, targets)
+            if right is not None:
+                correct.append(right.flatten())
             count += size
-        scores = {"validation_nll": nll / count}
-        if isinstance(likelihood, Categorical):
-            scores["validation_accuracy"] = correct / count
+        scores = {"validation_nll": nll / max(1, count)}
+        if correct:
+            scores["validation_accuracy"] = float(torch.cat(correct).double().mean())
         return scores
 
     def _training_batches(self) -> Iterator[Any]:
         for batch in self.loader.batches(self.epoch):
-            yield to_device(split_batch(batch)[0], self.device)
+            inputs, targets = split_batch(batch)
+            assert targets is not None  # fit has checked it
+            yield (
+                suited(inputs, self.device, self.dtype),
+                as_labels(targets).to(self.device),
+            )
 
     def _pause(self, stop: StopRequest) -> tuple[bool, bool]:
         """Whether to save now, and whether to stop afterwards.

@@ -17,16 +17,18 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from torchbayes.core.batch import call
+from torchbayes.core.outputs import Output, output_tensor
 from torchbayes.likelihood import Likelihood
 from torchbayes.posterior import Posterior
 from torchbayes.train.schedule import Schedule
+from torchbayes.train.start import Start
 
-__all__ = ["Method", "Plan", "arguments_of"]
+__all__ = ["Method", "Plan", "arguments_of", "loss_of"]
 
 _Made = TypeVar("_Made")
 
 # What a constructor is told by `fit`, not by the user.
-_FACTS = {"model", "likelihood", "plan", "train_size", "params", "generator"}
+_FACTS = {"model", "likelihood", "plan", "train_size", "params", "generator", "output"}
 
 
 @dataclass
@@ -38,10 +40,12 @@ class Plan:
         epochs: The epochs asked for.
         steps_per_epoch: The updates in an epoch.
         generator: The source of the method's own randomness; saved with the run.
-        new_model: Makes another network of the same kind with fresh random weights.
+        new_model: Makes another network of the same kind with fresh random weights, or from `start`.
         schedule: How the learning rate changes.
         rank: This process's number under torchrun, from 0.
         world_size: The number of processes.
+        output: Where the likelihood's tensor is in what the network returns.
+        start: The given weights that training starts from, if any; the model has them already.
     """
 
     train_size: int
@@ -52,6 +56,8 @@ class Plan:
     schedule: Schedule = field(default_factory=Schedule)
     rank: int = 0
     world_size: int = 1
+    output: Output = None
+    start: Start | None = None
 
 
 def arguments_of(cls: type) -> dict[str, inspect.Parameter]:
@@ -63,6 +69,20 @@ def arguments_of(cls: type) -> dict[str, inspect.Parameter]:
         for p in parameters[first:]
         if p.name not in _FACTS and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
     }
+
+
+def loss_of(
+    likelihood: Likelihood, outputs: Tensor, targets: Tensor, weights: Tensor | None
+) -> Tensor:
+    """Return the mean over all of a batch's examples, also those that the likelihood does not count.
+
+    `fit` counts every example in `train_size`, and so do optimisers that square the gradients of single
+    examples: one without a label is an example that says nothing.
+    """
+    given = () if weights is None else (weights,)
+    loss = likelihood.loss(outputs, targets, *given)
+    counted = likelihood.count(targets)
+    return loss if counted == len(targets) else loss * (counted / len(targets))
 
 
 class Method(ABC):
@@ -82,6 +102,7 @@ class Method(ABC):
         algorithm: The class that it trains with.
         uses: Other classes that it makes with `build`.
         defaults: Defaults of its own in place of those of the classes.
+        starts_apart: Whether it trains members that must not start from the same weights.
         one_per_rank: Under torchrun, every process trains members of its own on all of the data instead
             of sharing each batch.
         module: What is called in training: the network itself, or a wrapper around it.
@@ -107,6 +128,7 @@ class Method(ABC):
     uses: ClassVar[tuple[type, ...]] = ()
     defaults: ClassVar[dict[str, Any]] = {}
     one_per_rank: ClassVar[bool] = False
+    starts_apart: ClassVar[bool] = False
 
     module: nn.Module
     optimizer: torch.optim.Optimizer
@@ -154,9 +176,16 @@ class Method(ABC):
             optimizer, self.plan.epochs, self.plan.steps_per_epoch
         )
 
-    def loss(self, inputs: Any, targets: Tensor) -> Tensor:
+    def outputs(self, inputs: Any) -> Tensor:
+        """Return what the likelihood takes of the module's outputs."""
+        returned = call(self.module, inputs)
+        if self.plan.output is None and isinstance(returned, Tensor):
+            return returned  # at every step, so without another call
+        return output_tensor(returned, self.plan.output)
+
+    def loss(self, inputs: Any, targets: Tensor, weights: Tensor | None = None) -> Tensor:
         """Return the mean loss of a batch, and note its parts in `logs`."""
-        nll = self.likelihood.loss(call(self.module, inputs), targets)
+        nll = loss_of(self.likelihood, self.outputs(inputs), targets, weights)
         self.logs = {"nll": nll.detach()}
         return nll
 
@@ -171,13 +200,19 @@ class Method(ABC):
         """Prepare for an epoch, also for one that is resumed half way."""
 
     def end_epoch(self, epoch: int, batches: Iterable[Any]) -> None:  # noqa: B027
-        """Finish an epoch; `batches` goes through the training data if it is asked to."""
+        """Finish an epoch.
+
+        Args:
+            epoch: The epoch's number, from 0.
+            batches: Goes through this process's share of the training data once, in pairs of inputs and
+                targets, if it is asked to.
+        """
 
     def scored(self, batches: Iterable[Any]) -> nn.Module:
         """Return the network whose outputs are scored on validation data, in evaluation mode.
 
         Args:
-            batches: Goes through the training data if it is asked to.
+            batches: Goes through the training data once, in pairs of inputs and targets, if it is asked to.
         """
         return self.module.eval()
 

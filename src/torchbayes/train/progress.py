@@ -23,6 +23,9 @@ class Progress(ABC):
     def advance(self, loss: float) -> None:
         """Count one more step; `loss` is the epoch's mean so far."""
 
+    def note(self, line: str) -> None:  # noqa: B027
+        """Show a line before the run begins."""
+
     def __enter__(self) -> Progress:
         return self
 
@@ -47,6 +50,10 @@ class NoProgress(Progress):
 
 class RichProgress(Progress):
     """One bar with the loss, the time taken and the time left."""
+
+    def note(self, line: str) -> None:
+        """Print the line above the bar."""
+        Console(stderr=True).print(line, markup=False, highlight=False, soft_wrap=True)
 
     def start(self, name: str, total: int, done: int) -> None:
         """Draw the bar."""

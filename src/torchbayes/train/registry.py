@@ -22,15 +22,16 @@ from torchbayes.average import HWA
 from torchbayes.average.averager import Averager
 from torchbayes.core.declaration import DECLARED, Declaration
 from torchbayes.optim.base import ModelOptimizer
+from torchbayes.optim.map import MAP, MLE
 from torchbayes.optim.sampler import Sampler
 from torchbayes.posterior import Wrapper
 from torchbayes.train import ensemble as _declares_a_method  # noqa: F401
 from torchbayes.train.averaging import HwaMethod, SwaMethod
 from torchbayes.train.chains import SamplerMethod
 from torchbayes.train.method import Method, arguments_of
-from torchbayes.train.optimizer import OptimizerMethod
-from torchbayes.train.wrapper import HypernetMethod, MeanFieldMethod, WrapperMethod
-from torchbayes.variational import Hypernet, MeanField
+from torchbayes.train.optimizer import MapMethod, OptimizerMethod
+from torchbayes.train.wrapper import HypernetMethod, LastLayerMethod, MeanFieldMethod, WrapperMethod
+from torchbayes.variational import VBLL, Hypernet, MeanField
 
 __all__ = ["METHODS", "Option", "check_options", "find_method", "method_options", "values_in_use"]
 
@@ -39,12 +40,15 @@ _LOG = logging.getLogger("torchbayes")
 # Who owns the weights while an algorithm trains, and so how it is trained: by the nearest of its bases.
 _DRIVERS: dict[type, type[Method]] = {
     ModelOptimizer: OptimizerMethod,
+    MAP: MapMethod,
+    MLE: OptimizerMethod,
     Sampler: SamplerMethod,
     Averager: SwaMethod,
     HWA: HwaMethod,
     Wrapper: WrapperMethod,
     MeanField: MeanFieldMethod,
     Hypernet: HypernetMethod,
+    VBLL: LastLayerMethod,
 }
 
 

@@ -5,6 +5,8 @@ metrics.jsonl                     one line per epoch
 traces.jsonl                      periodic diagnostics of a sampler's chains
 checkpoint.safetensors            everything needed to continue, with the generation before it beside it
 posterior.safetensors             the result
+rest.safetensors                  the weights that were frozen, if any: the posterior does not hold them
+table.json                        for a table: how its columns are encoded
 
 Every file carries a checksum of its content. As long as a run lasts, the folder is locked against others.
 """
@@ -20,12 +22,16 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
+from torch import nn
 
 from torchbayes._version import __version__
 from torchbayes.core.errors import FileError, RunError, WriteError
 from torchbayes.core.locks import folder_lock
+from torchbayes.core.names import named_weights
 from torchbayes.core.reading import json_line, json_lines, read_json_lines, read_toml, toml_text
 from torchbayes.core.storage import append_line, remove_strays, write_text
+from torchbayes.posterior import Point, Posterior, load, snapshot
+from torchbayes.posterior.posterior import assign
 from torchbayes.train.checkpoint import Checkpoint
 
 __all__ = ["RunError", "RunFolder"]
@@ -62,6 +68,8 @@ class RunFolder:
         self.traces_file = self.path / f"traces{suffix}.jsonl"
         self.checkpoint = Checkpoint(self.path / f"checkpoint{suffix}.safetensors")
         self.posterior_file = self.path / "posterior.safetensors"
+        self.rest_file = self.path / "rest.safetensors"
+        self.table_file = self.path / "table.json"
 
     def prepare(self) -> None:
         """Create the folder."""
@@ -141,6 +149,17 @@ class RunFolder:
                 "being written to"
             )
         self.checkpoint.write(state)
+
+    def write_rest(self, model: nn.Module, posterior: Posterior) -> None:
+        """Save the weights of the network that the posterior does not hold."""
+        held = posterior._shapes()
+        rest = [name for name in named_weights(model) if name not in held]
+        Point(snapshot(model, rest), model_name=posterior.model_name).save(self.rest_file)
+
+    def read_rest(self, model: nn.Module) -> None:
+        """Give the network the weights that the posterior does not hold, if there are any."""
+        if self.rest_file.exists():
+            assign(model, load(self.rest_file).mean())
 
     def append_metrics(self, row: dict[str, Any]) -> None:
         """Add one line to metrics.jsonl."""

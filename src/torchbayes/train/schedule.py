@@ -12,7 +12,7 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim import lr_scheduler as lrs
 
-__all__ = ["Schedule"]
+__all__ = ["Schedule", "as_schedule"]
 
 
 @dataclass(frozen=True)
@@ -116,6 +116,19 @@ class Schedule:
             return make[self.name]()
         rise = lrs.LinearLR(optimizer, start_factor=0.01, total_iters=warmup)
         return lrs.SequentialLR(optimizer, [rise, make[self.name]()], milestones=[warmup])
+
+
+def as_schedule(value: str | Schedule) -> Schedule:
+    """Return the schedule that a `schedule` argument denotes: a `Schedule` or its name."""
+    if isinstance(value, Schedule):
+        return value
+    if isinstance(value, str):
+        return Schedule(value)
+    given = value if isinstance(value, type) else type(value)
+    raise TypeError(
+        f"schedule is a {given.__name__}, but fit makes the optimiser itself and its scheduler too: pass a "
+        'name such as "cosine", or torchbayes.Schedule("cosine", warmup_epochs=1)'
+    )
 
 
 def _cycle_ends(steps: int, cycles: int) -> list[int]:

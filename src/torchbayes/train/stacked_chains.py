@@ -11,9 +11,13 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from torchbayes.core.batch import arguments
+from torchbayes.core.names import own_weights
+from torchbayes.core.outputs import Output, output_tensor
+from torchbayes.core.parameters import trainable
 from torchbayes.likelihood import Likelihood
 from torchbayes.posterior import Weights
 from torchbayes.prior import GaussianPrior, Prior
+from torchbayes.train.method import loss_of
 
 __all__ = ["StackedChains", "StackedPrior"]
 
@@ -58,39 +62,46 @@ class StackedChains:
         model: The network.
         likelihood: What its outputs mean.
         starts: Initial weights of every chain.
+        output: Where the likelihood's tensor is in what the network returns.
     """
 
-    def __init__(self, model: nn.Module, likelihood: Likelihood, starts: Sequence[Weights]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        likelihood: Likelihood,
+        starts: Sequence[Weights],
+        output: Output = None,
+    ) -> None:
         buffer = next((name for name, _ in model.named_buffers()), None)
         if buffer is not None:
             raise ValueError(
                 f"the network has the buffer {buffer!r}, which chains that run side by side would share: "
                 "leave out side_by_side to run them one after another"
             )
-        self._net, self._likelihood = model, likelihood
+        self._net, self._likelihood, self._output = model, likelihood, output
         self.model = copy.deepcopy(model)
         stacked: dict[int, nn.Parameter] = {}
-        for name, old in self.model.named_parameters():
+        for name, old in trainable(self.model).items():  # chains share what is frozen
             rows = torch.stack([start[name] for start in starts]).detach().clone()
-            stacked[id(old)] = nn.Parameter(rows, requires_grad=old.requires_grad)
+            stacked[id(old)] = nn.Parameter(rows)
         for module in self.model.modules():
             for name, p in list(module._parameters.items()):
-                if p is not None:
+                if id(p) in stacked:
                     module._parameters[name] = stacked[id(p)]
         device = next(iter(stacked.values())).device
         self.alive = torch.ones(len(starts), dtype=torch.bool, device=device)
 
-    def losses(self, inputs: Any, targets: Tensor) -> Tensor:
+    def losses(self, inputs: Any, targets: Tensor, weights: Tensor | None = None) -> Tensor:
         """Return the mean loss of a batch for every chain, (chains,)."""
         positional, named = arguments(inputs)
 
-        def one(weights: Weights) -> Tensor:
-            return self._likelihood.loss(
-                functional_call(self._net, weights, positional, named), targets
-            )
+        def one(chain: Weights) -> Tensor:
+            own = own_weights(self._net, chain)
+            outputs = functional_call(self._net, own, positional, named)
+            return loss_of(self._likelihood, output_tensor(outputs, self._output), targets, weights)
 
-        weights: Weights = dict(self.model.named_parameters())
-        losses: Tensor = vmap(one, randomness="different")(weights)
+        stacked: Weights = {**trainable(self.model)}
+        losses: Tensor = vmap(one, randomness="different")(stacked)
         return losses
 
     @torch.no_grad()
@@ -99,17 +110,17 @@ class StackedChains:
         finite = self.alive.clone()
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         for gradient in gradients:
-            finite &= torch.isfinite(gradient).flatten(1).all(1)
+            finite &= torch.isfinite(gradient).reshape(len(gradient), -1).all(1)
         died = (self.alive & ~finite).nonzero().flatten().tolist()
         self.alive = finite
         if not bool(finite.all()):
             # Zero failed chains so that they stay finite.
             for gradient in gradients:
                 gradient[~finite] = 0
-            for p in self.model.parameters():
+            for p in trainable(self.model).values():
                 p[~finite] = 0
         return [int(number) for number in died]
 
     def weights(self, chain: int) -> Weights:
         """Return the weights of one chain."""
-        return {name: p.detach()[chain].clone() for name, p in self.model.named_parameters()}
+        return {name: p.detach()[chain].clone() for name, p in trainable(self.model).items()}

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchbayes.core.names import named_parameters
 from torchbayes.optim.sampler import Sampler
 
 __all__ = ["Tracer"]
@@ -39,7 +40,7 @@ class Tracer:
         """Keep the weights before a traced update."""
         self._before = {
             name: p.detach().clone()
-            for name, p in sampler.model.named_parameters()
+            for name, p in named_parameters(sampler.model).items()
             if p.requires_grad
         }
 
@@ -61,7 +62,9 @@ class Tracer:
             `thermostat` and `update_size` (root mean square) are by layer.
         """
         group = sampler.param_groups[0]
-        now = {n: p.detach() for n, p in sampler.model.named_parameters() if n in self._before}
+        now = {
+            n: p.detach() for n, p in named_parameters(sampler.model).items() if n in self._before
+        }
         was = self._before
         prior = sampler.prior
         if stacked is not None:

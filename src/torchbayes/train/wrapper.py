@@ -12,17 +12,18 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from torchbayes.core import distributed
-from torchbayes.core.batch import call
+from torchbayes.core.names import named_parameters
+from torchbayes.core.parameters import trainable
 from torchbayes.likelihood import Likelihood
 from torchbayes.optim import MAP, MLE
 from torchbayes.posterior import Generated, Posterior
 from torchbayes.predict.batchnorm import recalibrate_each
 from torchbayes.prior import GaussianPrior
-from torchbayes.train.method import Method, Plan
-from torchbayes.variational import Hypernet, HypernetSGD, MeanField
+from torchbayes.train.method import Method, Plan, loss_of
+from torchbayes.variational import VBLL, Hypernet, HypernetSGD, MeanField
 from torchbayes.variational.objective import annealed_weight, blundell_weight
 
-__all__ = ["HypernetMethod", "MeanFieldMethod", "WrapperMethod"]
+__all__ = ["HypernetMethod", "LastLayerMethod", "MeanFieldMethod", "WrapperMethod"]
 
 _KL_SCHEDULES = ("uniform", "blundell", "linear")
 
@@ -108,11 +109,11 @@ class MeanFieldMethod(Method):
             return annealed_weight(self.updates, max(1, rise))
         return 1.0
 
-    def loss(self, inputs: Any, targets: Tensor) -> Tensor:
+    def loss(self, inputs: Any, targets: Tensor, weights: Tensor | None = None) -> Tensor:
         """Return the minibatch's share of the free energy, per example."""
         nlls, kls = [], []
         for _ in range(self.mc_samples):
-            nlls.append(self.likelihood.loss(call(self.module, inputs), targets))
+            nlls.append(loss_of(self.likelihood, self.outputs(inputs), targets, weights))
             # The exact KL is the same for every draw, so one of them serves.
             if len(nlls) == self.mc_samples or not isinstance(self.module.prior, GaussianPrior):
                 kls.append(self.module.kl())
@@ -149,7 +150,7 @@ class MeanFieldMethod(Method):
                 f"the posterior has collapsed to the prior (KL {per_weight:.1g} nats per weight): it has "
                 "learned nothing; try a smaller init_std, a longer kl_warmup or more epochs"
             )
-        weights = dict(self.model.named_parameters())
+        weights = named_parameters(self.model)
         narrow = sum(int((std < _POINT_STD * weights[n].abs()).sum()) for n, std in stds.items())
         if narrow > _POINT_SHARE * count:
             return (
@@ -167,6 +168,36 @@ class MeanFieldMethod(Method):
         """Continue from a state."""
         super().load_state_dict(state)
         self.updates = state["updates"]
+
+
+class LastLayerMethod(Method):
+    """A variational last layer, trained together with the weights before it on a closed-form bound.
+
+    The loss is the bound on the mean NLL + (KL − log prior of the other weights) / train_size; `nll` and
+    `kl`, which has both, are logged apart, in nats per training example.
+    """
+
+    uses: ClassVar[tuple[type, ...]] = (MLE,)
+    module: VBLL
+
+    def __init__(
+        self, model: nn.Module, likelihood: Likelihood, plan: Plan, **options: Any
+    ) -> None:
+        super().__init__(model, likelihood, plan, **options)
+        self.module = self.build(VBLL, model, likelihood=likelihood, output=plan.output)
+        noise = {id(p) for p in likelihood.parameters()}  # fit trains it, as with every method
+        own = [p for p in trainable(self.module).values() if id(p) not in noise]
+        self.set_optimizer(self.build(MLE, self.module, params=own))
+
+    def loss(self, inputs: Any, targets: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Return the bound of the minibatch, per example."""
+        nll, kl = self.module.terms(inputs, targets, weights)
+        self.logs = {"nll": nll.detach(), "kl": kl.detach()}
+        return nll + kl
+
+    def posterior(self) -> Posterior:
+        """Return the Gaussian that has been learned."""
+        return self.module.posterior()
 
 
 class HypernetMethod(Method):
@@ -194,6 +225,11 @@ class HypernetMethod(Method):
         super().__init__(model, likelihood, plan, **options)
         if draws < 1:
             raise ValueError(f"draws is {draws}: expected at least 1")
+        if plan.start is not None:
+            raise ValueError(
+                "hypernet generates its weights and cannot start from given ones: leave out init, or use "
+                "another method"
+            )
         self.draws = draws
         self.module = self.build(Hypernet, model, generator=_shared(plan.generator))
         self._result: Generated | None = None

@@ -28,8 +28,8 @@ from torch import Tensor, nn
 
 from torchbayes.core.autocast import no_autocast
 from torchbayes.core.declaration import register
-from torchbayes.core.parameters import trainable
-from torchbayes.posterior import Weights, snapshot
+from torchbayes.core.parameters import Params, trainable
+from torchbayes.posterior import Weights
 from torchbayes.posterior.generated import Generated, hidden
 from torchbayes.posterior.latents import Latent, uniform_positive
 from torchbayes.variational.residual_blocks import (
@@ -69,8 +69,9 @@ class Hypernet(RandomWrapper):
             network without batch norm, such as LeNet-5, then hardly learns in its first epochs, or diverges.
         latent_dim: Size of z.
         hidden_dim: Number of hidden units of every generator.
-        layers: Names of the layers, or of single weights, to generate. By default every convolution inside
-            residual blocks; in a network without blocks every matrix or kernel except the last layer's.
+        layers: Names or patterns of the layers, or of single weights, to generate. By default every
+            convolution inside residual blocks; in a network without blocks every matrix or kernel except
+            the last layer's.
         blocks: Names of the residual blocks. By default the elements of an `nn.Sequential` or
             `nn.ModuleList` with two or more convolutions.
         generator: Source of initial weights and latents; torch's global generator if not given. Its state
@@ -107,7 +108,7 @@ class Hypernet(RandomWrapper):
         latent_dim: int = 32,
         hidden_dim: int = 32,
         *,
-        layers: Iterable[str] | None = None,
+        layers: Params | None = None,
         blocks: Iterable[str] | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
@@ -196,9 +197,9 @@ class Hypernet(RandomWrapper):
     def posterior(self) -> Generated:
         """Return a copy of the current posterior, the network's buffers included."""
         _, first, second = (dict(zip(self.generated, p, strict=True)) for p in self._current())
-        rest = {n: t for n, t in snapshot(self.model).items() if n not in self.groups}
-        model_name = type(self.model).__name__
-        return Generated(rest, first, second, self.groups, self.latent, model_name=model_name)
+        held, about = self._snapshot()
+        others = {n: t for n, t in held.items() if n not in self.groups}
+        return Generated(others, first, second, self.groups, self.latent, **about)
 
     def set_extra_state(self, state: Tensor) -> None:
         """Continue from a generator's state."""

@@ -20,7 +20,7 @@ import math
 import operator
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,8 +29,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from torchbayes.core.declaration import register
+from torchbayes.core.parameters import Params
 from torchbayes.core.workspace import Workspace
-from torchbayes.posterior import Gaussian, Weights, snapshot
+from torchbayes.posterior import Gaussian, Weights
 from torchbayes.prior import GaussianPrior, Prior, as_prior
 from torchbayes.variational.draw import Draw, Spread
 from torchbayes.variational.estimators import Estimator, shared_draw
@@ -97,14 +98,14 @@ class MeanField(RandomWrapper):
         prior: Prior of the weights: a `Prior`, or the precision δ of N(0, 1/δ).
         estimator: How examples share the noise: `shared_draw`, `local_reparameterisation` or `flipout`.
             Used in training mode; in evaluation mode all examples share a draw.
-        init_std: Initial standard deviation: absolute with `init="model"`, relative to the weight's size
-            with `init="moped"`.
-        init: `"model"` starts from the network's weights, random or trained. `"moped"` is for a trained
-            network: σ = init_std · |w|, at least init_std / 1000 (Krishnan et al., AAAI 2020; its prior is
+        init_std: Initial standard deviation of every weight.
+        moped: Initial standard deviation as a share of the weight's size, in place of `init_std`, for a
+            trained network: σ = moped · |w|, at least moped / 1000 (MOPED: Krishnan et al., Specifying Weight
+            Priors in Bayesian Deep Neural Networks with Empirical Bayes, AAAI 2020; its prior is
             `GaussianPrior(mean=tb.snapshot(model))`).
-        params: Names of weights, or of modules, to be random, such as `["head"]` for the last layer only;
-            the rest is trained without a distribution. By default all trainable weights except norm
-            layers'.
+        params: Weights to be random: names or patterns, such as `"head.*"` for the last layer only,
+            modules or parameters. The rest is trained without a distribution, unless it is frozen. By
+            default all trainable weights except norm layers'.
         generator: Source of the draws; torch's global generator if not given. Its state is part of
             `state_dict()`.
 
@@ -135,14 +136,14 @@ class MeanField(RandomWrapper):
         estimator: Estimator = shared_draw,
         *,
         init_std: float = 0.01,
-        init: str = "model",
-        params: Iterable[str] | None = None,
+        moped: float | None = None,
+        params: Params | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
         if not (init_std > 0 and math.isfinite(init_std)):
             raise ValueError(f"init_std is {init_std:g}: expected a standard deviation above 0")
-        if init not in ("model", "moped"):
-            raise ValueError(f"init is {init!r}: expected model or moped")
+        if moped is not None and not (moped > 0 and math.isfinite(moped)):
+            raise ValueError(f"moped is {moped:g}: expected a share of a weight's size above 0")
         if not callable(estimator):
             raise TypeError(
                 f"estimator is {estimator!r}: expected shared_draw, local_reparameterisation or flipout"
@@ -151,7 +152,7 @@ class MeanField(RandomWrapper):
         if isinstance(prior, GaussianPrior) and prior.scalar == 0:
             raise ValueError("prior is 0: without a prior the spread of the weights has no bound")
         weights = chosen(model, params)
-        rho = tree({name: _initial_rho(p, init_std, init) for name, p in weights.items()})
+        rho = tree({name: _initial_rho(p, init_std, moped) for name, p in weights.items()})
         super().__init__(model, weights, generator, rho=rho)
         self.prior, self.estimator = prior, estimator
         self.rule_hits: Counter[str] = Counter()
@@ -233,7 +234,8 @@ class MeanField(RandomWrapper):
 
     def posterior(self) -> Gaussian:
         """Return a copy of the current posterior; the network's buffers are part of the mean."""
-        return Gaussian(snapshot(self.model), self.std(), model_name=type(self.model).__name__)
+        mean, about = self._snapshot()
+        return Gaussian(mean, self.std(), **about)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Load a state like any module."""
@@ -251,10 +253,10 @@ class MeanField(RandomWrapper):
         return f"{count:,} random weights, {self.estimator.__name__}, {type(self.prior).__name__}"
 
 
-def _initial_rho(weight: Tensor, init_std: float, init: str) -> Tensor:
+def _initial_rho(weight: Tensor, init_std: float, moped: float | None) -> Tensor:
     weight = weight.detach()
-    if init == "moped":
-        return inverse_softplus(weight.abs().clamp_min(_MOPED_FLOOR).mul(init_std))
+    if moped is not None:
+        return inverse_softplus(weight.abs().clamp_min(_MOPED_FLOOR).mul(moped))
     return inverse_softplus(torch.full_like(weight, init_std))
 
 

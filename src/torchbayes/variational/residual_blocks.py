@@ -14,7 +14,8 @@ from collections.abc import Iterable
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
-from torchbayes.core.parameters import norm_parameters, trainable
+from torchbayes.core.names import named_modules
+from torchbayes.core.parameters import Params, norm_parameters, selected, trainable
 
 __all__ = ["default_layers", "find_blocks", "latent_groups", "named_layers"]
 
@@ -34,7 +35,7 @@ def find_blocks(model: nn.Module, named: Iterable[str] | None = None) -> list[st
         >>> find_blocks(wide_resnet(10, 1))
         ['layer1.0', 'layer2.0', 'layer3.0']
     """
-    modules = dict(model.named_modules())
+    modules = _modules(model)
     if named is not None:
         names = [named] if isinstance(named, str) else list(named)
         for name in names:
@@ -55,30 +56,21 @@ def find_blocks(model: nn.Module, named: Iterable[str] | None = None) -> list[st
     return [name for name in modules if name in inner]
 
 
-def named_layers(model: nn.Module, layers: Iterable[str]) -> list[str]:
-    """Return the weights, of two or more dimensions, that names of layers or of weights refer to.
+def named_layers(model: nn.Module, layers: Params) -> list[str]:
+    """Return the weights that names refer to; patterns and layers, those of two or more dimensions.
 
     Raises:
         ValueError: If a name does not exist, or refers to no trainable weight.
     """
     own = trainable(model)
-    matrices = _matrices(model)
-    result: list[str] = []
-    for layer in [layers] if isinstance(layers, str) else layers:
-        found = [layer] if layer in own else [n for n in matrices if n.startswith(f"{layer}.")]
-        if not found:
-            known = ", ".join(dict.fromkeys(n.rpartition(".")[0] for n in matrices))
-            raise ValueError(
-                f"{type(model).__name__} has no layer {layer!r} with a trainable weight: choose from {known}"
-            )
-        result += found
-    return list(dict.fromkeys(result))
+    others = own.keys() - set(_matrices(model))
+    return list(selected(model, layers, others, frozen=False, argument="layers"))
 
 
 def default_layers(model: nn.Module, blocks: list[str]) -> list[str]:
     """Return the convolutions in the blocks; without blocks, all matrices and kernels except the last."""
     matrices = _matrices(model)
-    owners = {f"{prefix}.weight" for prefix, m in model.named_modules() if isinstance(m, _ConvNd)}
+    owners = {f"{prefix}.weight" for prefix, m in _modules(model).items() if isinstance(m, _ConvNd)}
     inside = [n for n in matrices if any(n.startswith(f"{block}.") for block in blocks)]
     if inside:
         return [n for n in inside if n in owners] or inside
@@ -94,9 +86,13 @@ def default_layers(model: nn.Module, blocks: list[str]) -> list[str]:
     return rest
 
 
+def _modules(model: nn.Module) -> dict[str, nn.Module]:
+    return {short: module for short, _, module in named_modules(model)}
+
+
 def _matrices(model: nn.Module) -> list[str]:
     """Return the names of trainable weights of two or more dimensions, except norms and embeddings."""
-    tables = {f"{p}.weight" for p, m in model.named_modules() if isinstance(m, nn.Embedding)}
+    tables = {f"{p}.weight" for p, m in _modules(model).items() if isinstance(m, nn.Embedding)}
     left_out = norm_parameters(model) | tables
     return [
         name

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from torchbayes.core.parameters import norm_parameters, trainable
-from torchbayes.posterior import Weights, Wrapper
+from torchbayes.core.batch import uncompiled
+from torchbayes.core.names import own_weights, unwrapped
+from torchbayes.core.parameters import Params, norm_parameters, selected, trainable
+from torchbayes.posterior import Weights, Wrapper, held_names, snapshot
+from torchbayes.posterior.partial import described
 
 __all__ = ["RandomWrapper", "chosen", "tree"]
 
@@ -32,22 +34,27 @@ class RandomWrapper(Wrapper):
         self.generator, self._names = generator, list(weights)
         for label, module in trees.items():
             self.add_module(label, module)
-        self._aliases = _aliases(model, weights)
+        self._aliases = _aliases(unwrapped(model), weights)
+        self._changing = set(held_names(model, ()))
         # Where to find every parameter: walking through the modules' names takes longer than a small layer.
-        split = [name.rpartition(".") for name in weights]
-        self._places = [
-            [(module.get_submodule(path), leaf) for path, _, leaf in split]
-            for module in (model, *trees.values())
-        ]
+        own = list(own_weights(model, {name: name for name in weights}))
+        self._places = [_places(model, own), *(_places(m, self._names) for m in trees.values())]
 
     def _current(self) -> list[list[Tensor]]:
         """Return the network's own parameters of the weights' names, and those of each tree."""
         return [[getattr(m, leaf) for m, leaf in places] for places in self._places]
 
+    def _snapshot(self) -> tuple[Weights, dict[str, str]]:
+        """Return the network's weights that a posterior has to hold, and what it knows about the network."""
+        held = held_names(self.model, also=self._changing)
+        return snapshot(self.model, held), described(self.model, held)
+
     def _call(self, weights: Weights, args: Any, kwargs: Any) -> Any:
         """Run the network with some weights replaced, wherever they are used."""
         given = {alias: w for name, w in weights.items() for alias in self._aliases[name]}
-        return torch.func.functional_call(self.model, given, args, kwargs, tie_weights=False)
+        network = unwrapped(self.model)
+        with uncompiled():
+            return torch.func.functional_call(network, given, args, kwargs, tie_weights=False)
 
     def get_extra_state(self) -> Tensor:
         """Return the generator's state, for `state_dict()`."""
@@ -61,13 +68,17 @@ class RandomWrapper(Wrapper):
             self.generator.set_state(state.cpu())
 
 
-def chosen(model: nn.Module, params: Iterable[str] | None) -> Weights:
+def _places(module: nn.Module, names: list[str]) -> list[tuple[nn.Module, str]]:
+    split = [name.rpartition(".") for name in names]
+    return [(module.get_submodule(path), leaf) for path, _, leaf in split]
+
+
+def chosen(model: nn.Module, params: Params | None) -> Weights:
     """Return the parameters that get a distribution.
 
     Args:
         model: The network.
-        params: Names of weights, or of modules, meaning their weights (except norm layers'); by default
-            all trainable weights except norm layers'.
+        params: As for `selected`; norm layers' weights only if they are named or given themselves.
     """
     own = trainable(model)
     for name, parameter in own.items():
@@ -75,22 +86,9 @@ def chosen(model: nn.Module, params: Iterable[str] | None) -> Weights:
             raise ValueError(
                 f"weight {name!r} has no shape yet: run a batch through the network before wrapping it"
             )
-    norms = norm_parameters(model)
-    rest: Weights = {
-        name: p for name, p in own.items() if name not in norms and p.is_floating_point()
-    }
-    if params is not None:
-        names: set[str] = set()
-        for wanted in [params] if isinstance(params, str) else params:
-            below = {name for name in rest if name.startswith(f"{wanted}.") or not wanted}
-            found = {wanted} if wanted in own else below
-            if not found:
-                raise ValueError(
-                    f"{type(model).__name__} has no trainable weight or module {wanted!r}: "
-                    "see model.named_parameters()"
-                )
-            names |= found
-        rest = {name: p for name, p in own.items() if name in names}
+    others = {name for name, p in own.items() if not p.is_floating_point()}
+    found = selected(model, params, norm_parameters(model) | others, frozen=False)
+    rest: Weights = {name: p for name, p in own.items() if name in found}
     if not rest:
         raise ValueError(
             f"{type(model).__name__} has no trainable weights to be uncertain about besides norm layers': "

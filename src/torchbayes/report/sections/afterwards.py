@@ -1,4 +1,4 @@
-"""Temperature scaling, prediction sets and abstention, before and after."""
+"""Temperature scaling, prediction sets, abstention and intervals, before and after."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from torchbayes.report.svg import percent_tick
 from torchbayes.report.wording import fixed, percent
 
 __all__ = ["afterwards_section"]
+
+
+_INTERVALS = {"own": "the posterior's own", "residual": "residual", "quantile": "quantile (CQR)"}
 
 
 def afterwards_section(results: Results) -> Section | None:
@@ -30,10 +33,17 @@ def afterwards_section(results: Results) -> Section | None:
         scaled=[
             (m, fixed(c.temperature, 2), [_pair(c, "nll"), _pair(c, "ece")])
             for m, c in found.items()
+            if c.temperature is not None
         ],
         coverages=_targets([c.conformal for c in found.values()]),
         sets=[(m, [_set(row) for row in c.conformal]) for m, c in found.items() if c.conformal],
         risks=_targets([c.abstention for c in found.values()]),
+        shares=_targets([rows for c in found.values() for rows in c.intervals.values()] or [()]),
+        intervals=[
+            (m, _INTERVALS.get(kind, kind), [_interval(row) for row in rows])
+            for m, c in found.items()
+            for kind, rows in c.intervals.items()
+        ],
         refusals=[
             (m, [_refusal(r) for r in c.abstention]) for m, c in found.items() if c.abstention
         ],
@@ -51,6 +61,11 @@ def _pair(calibration: Calibration, key: str) -> tuple[str, str, bool]:
 
 def _targets(rows: Sequence[Sequence[Numbers]]) -> list[str]:
     return [percent_tick(row.get("target", 0)) for row in max(rows, key=len)]
+
+
+def _interval(row: Numbers) -> tuple[str, str]:
+    width = f"{row['width']:.3g} wide" if "width" in row else "unbounded"
+    return (percent(row["coverage"]) if "coverage" in row else "–"), width
 
 
 def _set(row: Numbers) -> tuple[str, str]:

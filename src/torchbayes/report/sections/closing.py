@@ -10,6 +10,9 @@ from torchbayes.report.columns import columns_with_data
 from torchbayes.report.fragment import Section, glossary, render
 from torchbayes.report.results import Results
 
+# Terms that a page about numbers does not use.
+_OF_CLASSES = ("Confidence", "Entropy", "Mutual information", "Over-confident")
+
 __all__ = ["failed_section", "glossary_section", "inside_section", "settings_section"]
 
 
@@ -54,7 +57,7 @@ def _command(results: Results) -> str:
     names = [*(method.name for method in results.methods), *results.failed]
     settings = results.settings
     flags = {
-        "data": results.data,
+        "data": settings.get("data", results.data),
         "model": settings.get("model", results.model),
         "methods": ",".join(dict.fromkeys(names)),
         **{key: settings.get(key) for key in ("epochs", "batch_size", "samples", "schedule")},
@@ -68,6 +71,10 @@ def _command(results: Results) -> str:
             words += [f"--{key.replace('_', '-')}", str(value)]
     if settings.get("augment") is True:
         words.append("--augment")
+    columns = settings.get("table")
+    for key, value in columns.items() if isinstance(columns, dict) else ():
+        for word in value if isinstance(value, (list, tuple)) else [value]:
+            words += [f"--{key.replace('_', '-')}", str(word)]
     options = settings.get("model_options")
     for key, value in options.items() if isinstance(options, dict) else ():
         words += ["--model-set", f"{key}={json.dumps(value)}"]
@@ -90,5 +97,7 @@ def _setting(value: Any) -> str:
 def glossary_section(results: Results) -> Section:
     """Explain every score of the table, then the terms of the page."""
     columns = columns_with_data(results.methods, main=False)
-    body = render("glossary.html.j2", columns=columns, terms=glossary()["terms"])
+    numbers = bool(results.valued) and not results.predicted
+    terms = {t: m for t, m in glossary()["terms"].items() if not (numbers and t in _OF_CLASSES)}
+    body = render("glossary.html.j2", columns=columns, terms=terms)
     return Section("glossary", "Glossary", "What the terms mean", body)

@@ -145,6 +145,8 @@ def examples_section(results: Results) -> Section | None:
     """Show groups of single inputs; an empty group is left out."""
     if results.images is None or not results.predicted:
         return None
+    if any(p.positions > 1 for _, p in results.predicted):
+        return None  # a row is a pixel, not a picture
     targets = results.predicted[0][1].targets
     known = _inputs(
         results,

@@ -26,7 +26,10 @@ def training_section(results: Results) -> Section | None:
     if not any(charts):
         return None
     methods = [method for method in results.methods if any(run.history for run in method.runs)]
-    body = render("training.html.j2", methods=methods, charts=list(filter(None, charts)))
+    names = results.data, str(results.settings.get("data"))
+    scaled = bool(results.valued) and any(n.startswith(("table:", "uci:")) for n in names)
+    shown = list(filter(None, charts))
+    body = render("training.html.j2", methods=methods, charts=shown, standardised=scaled)
     return Section("training", "Learning", "How they learned", body)
 
 
@@ -56,9 +59,12 @@ def _chart(results: Results, key: str, label: str) -> Markup | None:
 
 def _loss_axis(lines: Sequence[Line], label: str) -> Axis | None:
     values = _values(lines)
-    values = values[values > 0]
     if len(values) == 0:
         return None
+    if values.min() <= 0:  # a density exceeds 1 where the noise is small
+        low, high = float(values.min()), float(values.max())
+        room = 0.06 * max(high - low, 1e-4)
+        return Axis(low - room, high + room, label, linear_ticks(low - room, high + room))
     # Losses fall by orders of magnitude: on a linear axis the part that matters would be flat.
     low, high = float(values.min()) * 0.9, float(values.max()) * 1.1
     return Axis(low, high, f"{label}, log scale", log_ticks(low, high), transform=_log)

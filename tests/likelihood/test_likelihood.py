@@ -245,10 +245,14 @@ def test_as_likelihood_takes_what_is_clear() -> None:
 @pytest.mark.parametrize(
     ("value", "error", "message"),
     [
-        (nn.CrossEntropyLoss(weight=torch.ones(2)), ValueError, "torchbayes.Categorical()"),
-        (nn.CrossEntropyLoss(label_smoothing=0.1), ValueError, "label smoothing"),
-        (nn.CrossEntropyLoss(reduction="sum"), ValueError, "a sum"),
-        (nn.CrossEntropyLoss(ignore_index=0), ValueError, "an ignored class"),
+        (nn.CrossEntropyLoss(label_smoothing=0.1), ValueError, "label_smoothing=0.1"),
+        (nn.CrossEntropyLoss(reduction="sum"), ValueError, "not a mean"),
+        (nn.BCEWithLogitsLoss(reduction="none"), ValueError, "not a mean"),
+        (nn.BCEWithLogitsLoss(weight=torch.ones(2)), ValueError, "weights="),
+        (nn.PoissonNLLLoss(log_input=False), ValueError, "logarithm"),
+        (nn.GaussianNLLLoss(), ValueError, "predicted=True"),
+        (nn.BCELoss(), ValueError, "sigmoid"),
+        (nn.NLLLoss(), ValueError, "Categorical"),
         (nn.MSELoss(), ValueError, "how large the noise is"),
         (nn.L1Loss(), TypeError, "cannot use L1Loss"),
         ("mse", TypeError, "cannot use str"),

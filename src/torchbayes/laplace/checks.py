@@ -1,0 +1,156 @@
+"""What a Laplace posterior cannot be built on: said before, or instead of, a wrong result."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.dropout import _DropoutNd
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from torchbayes.core.batch import call, map_tensors, slice_batch
+from torchbayes.likelihood import Likelihood
+
+__all__ = ["Some", "warn_of_training_mode", "warn_of_untrained"]
+
+_EXAMPLES = 256
+# The loss of a trained network cannot fall by so much: by this share, and by so many nats per example.
+_SHARE, _NATS = 0.05, 0.02
+_STEPS = (0.5, 0.1, 0.02, 0.004)
+
+
+class Some:
+    """A few hundred examples from all batches: the data may be sorted by class.
+
+    Args:
+        batches: Number of batches, if it is known.
+    """
+
+    def __init__(self, batches: int | None) -> None:
+        self._each = 16 if batches is None else max(2, -(-_EXAMPLES // batches))
+        self._parts: list[tuple[Any, Tensor]] = []
+        self._count = 0
+
+    def add(self, inputs: Any, targets: Tensor) -> None:
+        """Keep some examples of a batch."""
+        if self._count < _EXAMPLES:
+            self._parts.append((slice_batch(inputs, 0, self._each), targets[: self._each]))
+            self._count += len(self._parts[-1][1])
+
+    def joined(self) -> tuple[Any, Tensor] | None:
+        """Return inputs and targets; None if there are too few, or shapes differ from batch to batch."""
+        if self._count < 16:
+            return None
+        leaves, specs = zip(*(tree_flatten(inputs) for inputs, _ in self._parts), strict=True)
+        try:
+            inputs = [
+                torch.cat(parts) if isinstance(parts[0], Tensor) and parts[0].dim() else parts[0]
+                for parts in zip(*leaves, strict=True)
+            ]
+            return tree_unflatten(inputs, specs[0]), torch.cat([t for _, t in self._parts])
+        except (RuntimeError, ValueError):
+            return None
+
+
+def warn_of_training_mode(model: nn.Module) -> None:
+    """Warn if a network in training mode would compute something else in evaluation mode."""
+    for name, module in model.named_modules():
+        drops = isinstance(module, _DropoutNd) and module.p > 0
+        if module.training and (drops or isinstance(module, _NormBase)):
+            warnings.warn(
+                f"the network is in training mode, in which {name!r} ({type(module).__name__}) is random or "
+                "depends on the batch: Laplace takes it in evaluation mode; call model.eval() to say so",
+                UserWarning,
+                stacklevel=3,
+            )
+            return
+
+
+def warn_of_untrained(
+    model: nn.Module, likelihood: Likelihood, weights: Mapping[str, Tensor],
+    precision: Mapping[str, Tensor], means: Mapping[str, Tensor], train_size: int, inputs: Any,
+    targets: Tensor,
+) -> None:  # fmt: skip
+    """Warn if a gradient step lowers both the loss and the loss with the prior much: at a minimum none does.
+
+    Of either, because a network may have been trained without this prior. The step is computed from one half
+    of the examples and judged by the other: at the minimum, the gradient of a few examples is noise, and does
+    not help others.
+
+    Args:
+        model: The network, with its weights of the subset alone requiring a gradient; restored afterwards.
+        likelihood: The likelihood.
+        weights: The weights of the subset.
+        precision: The prior's precisions.
+        means: The prior's means.
+        train_size: Number of training examples.
+        inputs: Some of the training inputs.
+        targets: Their targets.
+    """
+
+    def loss(half: int) -> Tensor:
+        part = map_tensors(inputs, lambda t: t[half::2] if t.dim() else t)
+        return likelihood.loss(call(model, part), targets[half::2])
+
+    flat = _Prior(weights, {n: 0 * delta for n, delta in precision.items()}, means, train_size)
+    own = _Prior(weights, precision, means, train_size)
+    for prior in (flat, own):
+        norm, before, after = _descent(loss, prior)
+        if before - after <= max(_NATS, _SHARE * abs(before)):
+            return
+    warnings.warn(
+        f"the network is not at a maximum of the posterior: a gradient step (norm {norm:.3g}) lowers its "
+        f"loss from {before:.3g} to {after:.3g}, and Laplace's Gaussian belongs at the minimum; train the "
+        "network longer, with the prior that you give here",
+        UserWarning,
+        stacklevel=3,
+    )
+
+
+class _Prior:
+    """−log p(w)/N up to a constant, for some weights."""
+
+    def __init__(
+        self, weights: Mapping[str, Tensor], precision: Mapping[str, Tensor],
+        means: Mapping[str, Tensor], train_size: int,
+    ) -> None:  # fmt: skip
+        self.weights = list(weights.values())
+        self._terms = [
+            (w, (precision[n] / train_size).to(w), means[n].to(w)) for n, w in weights.items()
+        ]
+
+    def value(self) -> float:
+        return sum(float((rate * (w - m).square()).sum()) / 2 for w, rate, m in self._terms)
+
+    def gradients(self) -> list[Tensor]:
+        return [rate * (w - m) for w, rate, m in self._terms]
+
+
+def _descent(loss: Callable[[int], Tensor], prior: _Prior) -> tuple[float, float, float]:
+    """Return the gradient's norm for half 0, and the loss of half 1 before and after the best step."""
+    weights = prior.weights
+    found = torch.autograd.grad(loss(0), weights, allow_unused=True)
+    with torch.no_grad():
+        gradients = [
+            pull if g is None else g + pull
+            for g, pull in zip(found, prior.gradients(), strict=True)
+        ]
+        norm = sum(float(g.square().sum()) for g in gradients) ** 0.5
+        kept = [w.detach().clone() for w in weights]
+        before = float(loss(1)) + prior.value()
+        best = before
+        try:
+            for step in _STEPS if norm > 0 else ():
+                # A step of 1 would bring a loss that is linear in it to 0.
+                rate = step * abs(before) / norm**2
+                for w, own, g in zip(weights, kept, gradients, strict=True):
+                    torch.sub(own, g, alpha=rate, out=w.data)
+                best = min(best, float(loss(1)) + prior.value())
+        finally:
+            for w, own in zip(weights, kept, strict=True):
+                w.data.copy_(own)
+    return norm, before, best

@@ -1,0 +1,221 @@
+"""Kronecker factors of every layer's curvature, with their eigenvalues, so that a new prior costs nothing.
+
+H. Ritter, A. Botev and D. Barber, A Scalable Laplace Approximation for Neural Networks, ICLR 2018, in the
+form of E. Daxberger et al., Laplace Redux, NeurIPS 2021, whose conventions these are:
+
+| symbol | here |
+| --- | --- |
+| B = Σₙ Σ_c Σₜ g gᵀ, g the gradient at an output of the layer for column c and position t | `outputs/…` |
+| A = (1/NT) Σₙ Σₜ a aᵀ, a an input of the layer | `inputs/…` divided by `rows/…` |
+| the weight's curvature, B ⊗ A = (U_B ⊗ U_A)(λ_B ⊗ λ_A)(U_B ⊗ U_A)ᵀ | |
+| the bias's curvature, B | |
+
+The precision of a weight is then s·λ_B ⊗ λ_A + δ in the basis U_B ⊗ U_A, exactly, as long as the prior has
+one δ for the tensor. Weight and bias are apart so that each may have its own. What is neither the weight
+nor the bias of a linear map or an ungrouped convolution (norms, embeddings, transposed convolutions,
+weights behind a reparameterisation) has the diagonal of its curvature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchbayes.curvature.accumulate import CHUNK, Record, VectorRecord
+from torchbayes.curvature.conv import ConvRecord
+from torchbayes.curvature.linear import LinearRecord
+from torchbayes.laplace.diagonal import diagonal_rows
+from torchbayes.laplace.structure import Precision, Records, Solved, Structure
+from torchbayes.posterior import KroneckerGaussian, Weights
+
+__all__ = ["Kronecker"]
+
+# From this number of positions on, a product per example is faster than rearranging the whole batch.
+_MANY_POSITIONS = 64
+# Up to this size eigenvalues are computed in double precision, which takes twice the time.
+_DOUBLE_UP_TO = 128
+
+
+def _factored(record: Record) -> bool:
+    """Whether a use of a weight has two factors."""
+    if isinstance(record, ConvRecord):
+        return record.geometry.groups == 1 and not record.swapped
+    return isinstance(record, LinearRecord)
+
+
+def _add_inputs(record: Record, total: Tensor) -> int:
+    """Add Σ a aᵀ over examples and positions to `total`, its lower triangle; return their number."""
+    if isinstance(record, LinearRecord):
+        rows = record.x.reshape(-1, record.x.shape[-1])
+        total.addmm_(rows.t(), rows)
+        return len(rows)
+    assert isinstance(record, ConvRecord)
+    patches = record.patches()
+    step = max(1, CHUNK // (patches.rows * patches.positions))
+    for start in range(0, record.examples, step):
+        _add_outer(patches.of(start, min(start + step, record.examples)), total)
+    return record.examples * patches.positions
+
+
+def _add_outer(features: Tensor, total: Tensor) -> None:
+    """Add the lower triangle of Σ f fᵀ, for features of shape (examples, features, positions)."""
+    if features.shape[2] < _MANY_POSITIONS:
+        rows = features.transpose(1, 2).reshape(-1, features.shape[1])
+        total.addmm_(rows.t(), rows)
+        return
+    # Blocks of columns, each from the diagonal down: half the products, which are symmetric.
+    size = -(-len(total) // (4 if len(total) >= 512 else 2))
+    for start in range(0, len(total), size):
+        stop = min(start + size, len(total))
+        total[start:, start:stop].addbmm_(
+            features[:, start:], features[:, start:stop].transpose(1, 2)
+        )
+
+
+def _add_outputs(record: Record, total: Tensor) -> None:
+    """Add Σ g gᵀ over examples and positions to `total`."""
+    if isinstance(record, ConvRecord):
+        channels = record.g.transpose(0, 1).reshape(len(total), -1)
+        total.addmm_(channels, channels.t())
+    else:
+        assert isinstance(record, LinearRecord)
+        rows = record.g.reshape(-1, record.g.shape[-1])
+        total.addmm_(rows.t(), rows)
+
+
+@dataclass
+class _Factor:
+    """Eigenvalues and eigenvectors of a factor."""
+
+    values: Tensor
+    vectors: Tensor
+
+    @classmethod
+    def of(cls, matrix: Tensor) -> _Factor:
+        work = matrix.double() if len(matrix) <= _DOUBLE_UP_TO else matrix
+        values, vectors = torch.linalg.eigh(work, UPLO="L")
+        return cls(values.double().clamp_min(0), vectors.to(matrix.dtype))
+
+
+class Kronecker(Structure):
+    """H ≈ a block B ⊗ A for every weight, B for its bias, and a diagonal for the rest."""
+
+    name = "kronecker"
+
+    def __init__(self, weights: Weights) -> None:
+        super().__init__(weights)
+        self.biases: dict[str, str] = {}
+        """The weight beside which each bias is used."""
+        self._outputs: dict[str, _Factor] = {}
+        self._inputs: dict[str, _Factor] = {}
+
+    def add(self, records: Records, first: bool) -> None:
+        """Add the outputs' factors and squares; at the first column the inputs' factors too."""
+        names = {id(weight): name for name, weight in self.weights.items()}
+        for name, record in records.items():
+            weight = self.weights[name]
+            if _factored(record) and f"squares/{name}" not in self.sums:
+                size = weight[0].numel()
+                _add_outputs(record, self._sum(f"outputs/{name}", (len(weight),) * 2, weight))
+                if first:
+                    inputs = self._sum(f"inputs/{name}", (size, size), weight)
+                    rows = _add_inputs(record, inputs)
+                    if f"rows/{name}" not in self.sums:  # a tensor, for `reduce`
+                        self.sums[f"rows/{name}"] = inputs.new_zeros((), dtype=torch.float64)
+                    self.sums[f"rows/{name}"] += rows
+                continue
+            beside = names.get(id(record.beside)) if isinstance(record, VectorRecord) else None
+            if beside is not None and f"outputs/{beside}" in self.sums:  # its record came before
+                self.biases[name] = beside
+            else:
+                record.write_to(self._sum(f"squares/{name}", weight.shape, weight), False)
+
+    def finish(self) -> None:
+        """Compute the factors' eigenvalues, which take their place; weights that took no part have zeros."""
+        for name, weight in self.weights.items():
+            if f"inputs/{name}" in self.sums:
+                rows = float(self.sums.pop(f"rows/{name}"))
+                self._inputs[name] = _Factor.of(self.sums.pop(f"inputs/{name}").div_(rows))
+                self._outputs[name] = _Factor.of(self.sums.pop(f"outputs/{name}"))
+            elif name not in self.biases:
+                self._sum(f"squares/{name}", weight.shape, weight)
+        one = torch.ones(1, 1)
+        for bias, name in self.biases.items():
+            self._outputs[bias] = self._outputs[name]
+            like = self.weights[bias]
+            self._inputs[bias] = _Factor(one[0].double().to(like.device), one.to(like))
+
+    def _precision(self, name: str, precision: Precision, scale: Tensor) -> Tensor:
+        delta = precision[name]
+        if name not in self._outputs:
+            return scale * self.sums[f"squares/{name}"].double() + delta
+        if delta.numel() != 1:
+            raise ValueError(
+                f"the prior has a precision for every entry of {name!r}, but a Kronecker-factored posterior "
+                "takes one for a weight tensor: give one number, or use structure='diagonal'"
+            )
+        outputs, inputs = self._outputs[name].values, self._inputs[name].values
+        return scale * torch.outer(outputs, inputs) + delta
+
+    def log_det(self, precision: Precision, scale: Tensor) -> Tensor:
+        """Return Σ log(s·λ_B ⊗ λ_A + δ)."""
+        parts = [self._precision(n, precision, scale).log().sum() for n in self.weights]
+        return torch.stack(parts).sum()
+
+    def solve(self, precision: Precision, scale: Tensor) -> Solved:
+        """Return the standard deviations in the eigenvectors' bases."""
+        scales = {
+            name: self._precision(name, precision, scale).rsqrt().to(weight.dtype)
+            for name, weight in self.weights.items()
+        }
+        return _Solved(self._outputs, self._inputs, scales)
+
+
+class _Solved(Solved):
+    def __init__(
+        self, outputs: dict[str, _Factor], inputs: dict[str, _Factor], scales: Weights
+    ) -> None:
+        self.outputs, self.inputs, self.scales = outputs, inputs, scales
+        self.squares = {n: scales[n].square() for n in outputs if len(inputs[n].values) > 1}
+
+    def rows(
+        self, records: Records, names: Sequence[str], start: int, stop: int
+    ) -> Iterator[Tensor | None]:
+        for name in names:
+            record = records.get(name)
+            if record is None:
+                yield None
+            elif name in self.outputs:
+                yield self._layer_rows(name, record, start, stop)
+            else:
+                yield diagonal_rows(record, self.scales[name], start, stop)
+
+    def _layer_rows(self, name: str, record: Record, start: int, stop: int) -> Tensor:
+        """Rotate the gradients into the basis, where the covariance is diagonal."""
+        left, right, scale = (
+            self.outputs[name].vectors, self.inputs[name].vectors, self.scales[name]
+        )  # fmt: skip
+        if isinstance(record, VectorRecord):  # a bias
+            return (record.gradients[start:stop].flatten(1) @ left) * scale[:, 0]
+        if isinstance(record, LinearRecord) and record.x.shape[1] == 1:
+            x, g = record.x[start:stop, 0] @ right, record.g[start:stop, 0] @ left
+            square = self.squares.get(name)
+            square = scale.square() if square is None else square
+            return g * (x.square() @ square.t()).sqrt_()
+        matrix = record.per_example(start, stop).flatten(2)
+        return (left.t() @ matrix @ right).mul_(scale).flatten(1)
+
+    def posterior(self, mean: Weights, **about: Any) -> KroneckerGaussian:
+        factored = {n for n in self.outputs}
+        return KroneckerGaussian(
+            mean,
+            {n: self.outputs[n].vectors for n in self.outputs},
+            {n: self.inputs[n].vectors for n in self.outputs},
+            std={n: s for n, s in self.scales.items() if n not in factored},
+            scales={n: s for n, s in self.scales.items() if n in factored},
+            **about,
+        )

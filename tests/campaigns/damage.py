@@ -23,6 +23,7 @@ import torchbayes as tb
 from torchbayes.core.errors import FileError
 from torchbayes.core.reading import read_json
 from torchbayes.core.storage import write_json
+from torchbayes.data import DataError, TableEncoding, load_data
 from torchbayes.experiments.saved_predictions import Predictions
 from torchbayes.train.run_folder import RunFolder
 
@@ -59,9 +60,26 @@ def formats(folder: Path) -> list[Format]:
     )
     probs = torch.rand(40, 3, generator=torch.Generator().manual_seed(0))
     Predictions(probs, probs[:, 0], torch.arange(40) % 3).save(folder / "predictions.npz")
+    part = RunFolder(folder / "part")
+    tb.fit(small_net(), blobs(), params="2.*", folder=part.path, epochs=1, progress=False)
+    (folder / "things.csv").write_text(
+        "size,colour,price\n"
+        + "".join(f"{i},{'red' if i % 3 else 'blue'},{i % 7}\n" for i in range(40))
+    )
+    encoding = load_data(f"table:{folder / 'things.csv'}").encoding
+    assert encoding is not None
+    encoding.save(run.table_file)
+    network = small_net()
+    laplace = {"structure": "diagonal", "folder": folder, "check": False}
+    tb.Laplace(network, blobs(), **laplace)
 
     def weights(path: Path) -> Callable[[], Any]:
         return lambda: [dict(w) for w in tb.load(path, small_net()).draws(2)]
+
+    def frozen() -> Any:
+        network = small_net()
+        part.read_rest(network)
+        return tb.snapshot(network, ["0.weight", "0.bias"])
 
     def predictions() -> Any:
         return vars(Predictions.load(folder / "predictions.npz"))
@@ -73,6 +91,10 @@ def formats(folder: Path) -> list[Format]:
         Format("traces.jsonl", run.traces_file, run.read_traces),
         Format("posterior.safetensors", folder / "posterior.safetensors",
                weights(folder / "posterior.safetensors")),
+        Format("rest.safetensors", part.rest_file, frozen),
+        Format("laplace.safetensors", folder / "laplace.safetensors",
+               lambda: tb.Laplace(network, blobs(), **laplace).posterior().std()),
+        Format("table.json", run.table_file, lambda: vars(TableEncoding.load(run.table_file))),
         Format("bank.json", folder / "bank" / "bank.json", weights(folder / "bank")),
         Format("draw.safetensors", folder / "bank" / "draw-000001.safetensors", weights(folder / "bank")),
         Format("scores.json", folder / "scores.json", lambda: read_json(folder / "scores.json", "")),
@@ -110,7 +132,7 @@ def verdict(one: Format, sound: Any) -> str:
     """Read a file and say what came of it."""
     try:
         found = one.read()
-    except FileError as error:
+    except (FileError, DataError) as error:
         return "clean" if "\n" not in str(error) and len(str(error)) < 700 else "long message"
     except MemoryError:
         return "out of memory"

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+import torchbayes as tb
 from torchbayes.core.reading import read_json
 from torchbayes.data import DataSet, Split, load_data
-from torchbayes.experiments import compare
+from torchbayes.experiments import compare, evaluation
 from torchbayes.experiments import settings as experiment_settings
 from torchbayes.experiments.compare import Comparison, rows_from
 from torchbayes.experiments.evaluation import evaluate
@@ -190,6 +191,44 @@ def test_a_table_has_figures_of_one_version_and_one_user(tmp_path: Path) -> None
     files.write_config({**config, "torchbayes": "0.0.1"})
     with pytest.raises(RunError, match=r"was made by torchbayes 0\.0\.1, this is"):
         finish(plan(tmp_path, ["map"]))
+
+
+def test_corruptions_of_other_draws_are_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Path] = []
+
+    def scores(*_: Any) -> dict[str, Any]:
+        made.append(tmp_path)
+        return {"clean": {}, "kinds": {}}
+
+    monkeypatch.setattr(evaluation, "corruption_scores", scores)
+    corrupted = plan(tmp_path, ["sgld"])
+    corrupted.corruptions = True
+    finish(corrupted)
+    finish(corrupted)
+    assert len(made) == 2  # one for each seed
+    evaluate(TrainedRun(tmp_path / "runs" / "sgld-0"), samples=1, corruptions=True)
+    finish(plan(tmp_path, ["sgld"]))  # makes the scores again, but asks for no corruptions
+    assert len(made) == 3
+    finish(corrupted)
+    assert len(made) == 4
+    file = tmp_path / "runs" / "sgld-0" / "corruptions.json"
+    assert read_json(file, "")["made_with"]["samples"] == 32
+
+
+def test_figures_from_another_start_are_refused(tmp_path: Path) -> None:
+    """A file of weights may have changed under its name; a comparison without it is another one."""
+    file, out = tmp_path / "start.safetensors", tmp_path / "out"
+    make = Experiment.from_settings(SHARED, "test").model_factory(load_data("digits"))
+    tb.Point(tb.snapshot(make())).save(file)
+    before = finish(plan(out, ["map"], init=str(file)))
+    assert finish(plan(out, ["map"], init=str(file))) == before
+    with pytest.raises(RunError, match=r"map-0 holds a run with init = '.*', not ''"):
+        finish(plan(out, ["map"]))
+    tb.Point(tb.snapshot(make())).save(file)
+    with pytest.raises(RunError, match="map-0 holds a run with init_checksum = "):
+        finish(plan(out, ["map"], init=str(file)))
 
 
 def test_damaged_scores_are_made_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -95,6 +95,12 @@ def test_a_setting_that_did_not_exist_then_had_its_default(tmp_path: Path) -> No
         fit(tmp_path, resume=True, accumulate=2)
     with pytest.raises(RunError, match=r"clip_norm = None, not 1\.0"):
         fit(tmp_path, resume=True, clip_norm=1.0)
+    with pytest.raises(RunError, match=r"params = None, not \['0.weight'\]"):
+        fit(tmp_path, resume=True, params="0.weight")
+    with pytest.raises(RunError, match="output = None, not 'clone'"):
+        fit(tmp_path, resume=True, output=torch.clone)
+    with pytest.raises(RunError, match="init_checksum = None, not '"):
+        fit(tmp_path, resume=True, init=small_net())
     assert len(fit(tmp_path, resume=True).history) == 3
 
 

@@ -35,6 +35,7 @@ __all__ = ["CategoryColumn", "NumberColumn", "TableEncoding", "fit_columns", "la
 
 _FORMAT, _VERSION = "torchbayes-table", 1
 _MOST_LEVELS = 100
+_REMEDY = "run the command that started the run with --resume, which writes it anew"
 
 
 @dataclass(frozen=True)
@@ -222,12 +223,9 @@ class TableEncoding:
         """
         path = Path(path)
         if not path.exists():
-            raise DataError(
-                f"there is no {path}, which says how the table was encoded: finish the run with the command "
-                "that started it and --resume"
-            )
+            raise DataError(f"there is no {path}, which says how the table was encoded: {_REMEDY}")
         try:
-            content: dict[str, Any] = read_json(path, "train the run again")
+            content: dict[str, Any] = read_json(path, _REMEDY)
             if content.pop("format") != _FORMAT:
                 raise ValueError("it is of another kind")
             version = content.pop("version")
@@ -243,7 +241,7 @@ class TableEncoding:
             raise DataError(str(error)) from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DataError(
-                f"{path} is damaged or not an encoding of a table: train the run again"
+                f"{path} is damaged or not an encoding of a table: {_REMEDY}"
             ) from error
         raise DataError(f"{path} is of version {version}, newer than this torchbayes: upgrade it")
 

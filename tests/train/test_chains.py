@@ -226,6 +226,22 @@ def test_a_kill_after_a_chain_broke_down(tmp_path: Path) -> None:
     assert len(files) == len(bank(resumed))  # those of the broken chain are gone in the end
 
 
+def test_a_bank_of_a_part_resumes_with_the_digest_of_the_rest(tmp_path: Path) -> None:
+    def train(name: str, **more: Any) -> tb.Run:
+        folders = {"folder": tmp_path / name, "sample_folder": str(tmp_path / f"{name}-bank")}
+        return fit("sgld", params="2.*", checkpoint_seconds=0.0, **folders, **more)
+
+    with pytest.raises(Stopped):
+        train("stopped", progress=StopAfter(31))
+    assert json.loads((tmp_path / "stopped-bank" / "bank.json").read_text())["draws"]
+    resumed, whole = train("stopped", resume=True), train("whole")
+    assert resumed.posterior.rest == whole.posterior.rest != ""
+    assert tb.load(tmp_path / "stopped-bank", resumed.model).rest == whole.posterior.rest
+    for one, other in zip(whole.posterior.draws(99), resumed.posterior.draws(99), strict=True):
+        assert list(one) == ["2.weight", "2.bias"]
+        assert all(torch.equal(one[name], other[name]) for name in one)
+
+
 def test_two_processes_pool_their_chains(tmp_path: Path) -> None:
     done = torchbayes(
         "train", "--data", "digits", "--model", "mlp", "--model-set", "hidden=[8]",

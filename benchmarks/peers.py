@@ -34,7 +34,7 @@ from steps import (
 )
 from timing import budgeted, progress, ratios
 
-from torchbayes.experiments.record import provenance
+from torchbayes.experiments.provenance import provenance
 from torchbayes.train.registry import METHODS
 
 LEAST = {"mlp": 8, "lenet5": 8, "resnet20": 5, "resnet18": 3}

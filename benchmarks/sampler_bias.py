@@ -21,7 +21,8 @@ import torch
 from torch import Tensor, nn
 
 import torchbayes as tb
-from torchbayes.experiments.record import provenance
+from torchbayes.core.storage import write_text
+from torchbayes.experiments.provenance import provenance
 from torchbayes.optim.sampler import Sampler
 from torchbayes.plots.figure import COLOURS, INK, axes_row
 
@@ -93,7 +94,7 @@ def main(folder: Path) -> None:
     }  # fmt: skip
     (folder / "results").mkdir(parents=True, exist_ok=True)
     text = json.dumps(record, indent=1) + "\n"
-    (folder / "results" / "sampler-bias.json").write_text(text, encoding="utf-8")
+    write_text(folder / "results" / "sampler-bias.json", text)
     draw(found, folder / "docs" / "images" / "sampler_bias.png")
 
 

@@ -32,7 +32,8 @@ from torch import Tensor, nn
 
 import torchbayes as tb
 from torchbayes.core.noise import normals_
-from torchbayes.experiments.record import provenance
+from torchbayes.core.storage import write_text
+from torchbayes.experiments.provenance import provenance
 from torchbayes.models import lenet5, mlp, resnet18, resnet20
 from torchbayes.train.method import Method, Plan
 from torchbayes.train.registry import METHODS, method_options
@@ -296,7 +297,7 @@ def write(path: Path | None, stored: dict[str, Any], threads: int) -> None:
     """Write results with what they were measured with."""
     if path is not None:
         stored |= provenance() | {"threads": threads}
-        path.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
+        write_text(path, json.dumps(stored, indent=1) + "\n")
 
 
 def main() -> None:

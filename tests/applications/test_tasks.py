@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ import torch
 from torchbayes.applications.continual import SETTINGS, TaskScores, learn_tasks, markdown_table
 from torchbayes.applications.tasks import permuted_tasks, split_tasks
 from torchbayes.cli.continual import _show
+from torchbayes.core.errors import RunError
+from torchbayes.core.reading import read_json
 from torchbayes.data import load_data
 from torchbayes.models import mlp
 from torchbayes.train.registry import check_options, find_method
@@ -107,12 +110,50 @@ def test_the_command_writes_json_and_markdown(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
-    assert result == json.loads((tmp_path / "out" / "continual.json").read_text())
+    assert result == read_json(tmp_path / "out" / "continual.json", "")
     assert list(result["methods"]) == ["ivon", "mle"]
     assert result["methods"]["ivon"]["options"]["lr"] == 0.2
     assert [len(row) for row in result["methods"]["mle"]["accuracy"]] == [1, 2, 3, 4, 5]
     table = (tmp_path / "out" / "continual.md").read_text()
     assert "| after | method | 0 1 | 2 3 | 4 5 | 6 7 | 8 9 | mean |" in table
+    before = (tmp_path / "out" / "continual.json").read_text()
+    done = command("--tasks", "split", "--epochs", "2", "--out", str(tmp_path / "out"))
+    assert done.returncode == 2
+    assert "already holds results: add --resume" in done.stderr
+    assert (tmp_path / "out" / "continual.json").read_text() == before
+
+
+class _Killed(Exception):
+    pass
+
+
+def test_tasks_go_on_where_they_were_stopped_bit_for_bit(tmp_path: Path) -> None:
+    tasks = permuted_tasks(load_data("digits"), 3)
+
+    def learn(folder: Path | None, kill: int = 0, **more: Any) -> TaskScores:
+        torch.manual_seed(0)
+        model = mlp(64, hidden=(10,))
+
+        def after(scores: TaskScores) -> None:
+            seen.append(len(scores.accuracy))
+            if len(scores.accuracy) == kill:
+                raise _Killed
+
+        settings = {"epochs": 1, "after_task": after, "folder": folder, "lr": 1e-3, **more}
+        return learn_tasks(model, tasks, "vogn", **settings)
+
+    seen: list[int] = []
+    whole = learn(None)
+    with pytest.raises(_Killed):
+        learn(tmp_path, kill=2)
+    seen.clear()
+    again = learn(tmp_path)
+    assert seen == [2, 3]  # only the last task was learned
+    assert again.accuracy == whole.accuracy
+    with pytest.raises(RunError, match="holds tasks with epochs = 1, not 2"):
+        learn(tmp_path, epochs=2)
+    with pytest.raises(RunError, match="holds tasks with options"):
+        learn(tmp_path, lr=1e-4)
 
 
 def test_ten_tasks_can_be_read_on_an_ordinary_terminal(

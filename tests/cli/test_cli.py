@@ -18,6 +18,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 
 import torchbayes as tb
 from torchbayes.cli import app
+from torchbayes.core.reading import read_json
 from torchbayes.data.transform import Normalise
 from torchbayes.experiments.evaluation import evaluate
 from torchbayes.experiments.saved_predictions import Predictions
@@ -66,7 +67,7 @@ def test_train_writes_a_run_folder_and_scores(run, tmp_path: Path) -> None:
     assert code == 0
     scores = json.loads(out)
     assert set(scores) >= {"accuracy", "nll", "ece", "brier", "auroc_misclassification"}
-    names = {"config.toml", "metrics.jsonl", "checkpoint.pt", "posterior.safetensors"}
+    names = {"config.toml", "metrics.jsonl", "checkpoint.safetensors", "posterior.safetensors"}
     assert names <= {f.name for f in (tmp_path / "r").iterdir()}
 
 
@@ -128,14 +129,16 @@ def test_compare_writes_results_and_a_page(run, tmp_path: Path) -> None:
     foreign = np.r_[np.zeros(len(saved.probs)), np.ones(2000)]
     assert first["auroc_noise"] == pytest.approx(roc_auc_score(foreign, entropy), abs=1e-6)
     # A second call keeps what is there.
-    before = (tmp_path / "c" / "runs" / "map-0" / "checkpoint.pt").stat().st_mtime_ns
+    before = (tmp_path / "c" / "runs" / "map-0" / "checkpoint.safetensors").stat().st_mtime_ns
     assert run("compare", "--data", "digits", "--out", tmp_path / "c")[0] == 2
     code, _, _ = run(
         "compare", "--data", "digits", "--methods", "map,dropout", "--epochs", "3", "--seeds", "2",
         "--out", tmp_path / "c", "--resume",
     )  # fmt: skip
     assert code == 0
-    assert (tmp_path / "c" / "runs" / "map-0" / "checkpoint.pt").stat().st_mtime_ns == before
+    assert (
+        tmp_path / "c" / "runs" / "map-0" / "checkpoint.safetensors"
+    ).stat().st_mtime_ns == before
 
 
 def test_map_on_digits_is_at_least_97_percent_accurate(run, tmp_path: Path) -> None:
@@ -145,7 +148,8 @@ def test_map_on_digits_is_at_least_97_percent_accurate(run, tmp_path: Path) -> N
 
 
 def test_evaluate_repeats_the_scores(run, trained: Path) -> None:
-    before = json.loads((trained / "scores.json").read_text())
+    before = read_json(trained / "scores.json", "")
+    assert before.pop("made_with")["samples"] == 32
     code, out, _ = run("evaluate", trained, "--json")
     assert code == 0
     again = json.loads(out)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from torchbayes.experiments.diagnose_run import diagnosis_of
 from torchbayes.experiments.settings import Experiment
 from torchbayes.experiments.trained_run import TrainedRun
 from torchbayes.experiments.training import train_experiment
+from torchbayes.train.run_folder import RunFolder
 
 pytest.importorskip("arviz")
 
@@ -40,7 +40,7 @@ def test_several_chains(tmp_path: Path, side_by_side: bool) -> None:
         assert set(layer) == {"temperature", "thermostat", "update_size"}
         assert 0.1 < layer["temperature"] < 10
     assert (run / "traces.png").read_bytes().startswith(b"\x89PNG")
-    rows = [json.loads(line) for line in (run / "traces.jsonl").read_text().splitlines()]
+    rows = RunFolder(run).read_traces()
     assert {row["chain"] for row in rows} == {0, 1, 2}
 
 

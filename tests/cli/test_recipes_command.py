@@ -9,11 +9,14 @@ import pytest
 from typer.testing import CliRunner
 
 from torchbayes.cli import app
+from torchbayes.core.errors import RunError
+from torchbayes.core.reading import read_json
 from torchbayes.experiments import recipes
 from torchbayes.experiments.compare import Comparison
 from torchbayes.experiments.record import Bins, Record
 from torchbayes.experiments.saved_predictions import Predictions
 from torchbayes.train.registry import METHODS
+from torchbayes.train.run_folder import RunFolder
 
 RECIPE = """
 title = "A tiny network"
@@ -53,7 +56,7 @@ def test_run_records_what_the_runs_measured(folder: Path) -> None:
     assert "98 % removed" in shown
     assert "results/tiny/digits.json" in shown
     record = json.loads((folder / "results" / "tiny" / "digits.json").read_text())
-    runs = folder / "runs" / "recipes" / "tiny" / "digits" / "runs"
+    runs = folder / "runs" / "recipes" / "tiny" / "digits" / "cpu" / "runs"
     scores = [json.loads((runs / f"bbb-{seed}" / "scores.json").read_text()) for seed in (0, 1)]
     pruned = [json.loads((runs / f"bbb-{seed}" / "prune.json").read_text()) for seed in (0, 1)]
     row = record["rows"]["bbb"]
@@ -67,6 +70,25 @@ def test_run_records_what_the_runs_measured(folder: Path) -> None:
     bins = [Bins.of(Predictions.load(runs / f"bbb-{seed}" / "predictions.npz")) for seed in (0, 1)]
     saved = Record.load(folder / "results" / "tiny" / "digits.json")
     assert saved.calibration == {"bbb": tuple(bins)}
+
+
+def test_cpu_and_full_versions_never_share_a_folder(folder: Path) -> None:
+    call("run", "tiny/digits", "--cpu")
+    file = folder / "recipes" / "tiny" / "digits.toml"
+    file.write_text(file.read_text().replace("epochs = 50", "epochs = 2"))
+    call("run", "tiny/digits")
+    record = json.loads((folder / "results" / "tiny" / "digits.json").read_text())
+    assert (record["size"], record["settings"]["epochs"]) == ("full", 2)
+    runs = folder / "runs" / "recipes" / "tiny" / "digits"
+    counts = {
+        size: len(RunFolder(runs / size / "runs" / "bbb-0").read_metrics())
+        for size in ("cpu", "full")
+    }
+    assert counts == {"cpu": 1, "full": 2}
+    full = read_json(runs / "full" / "runs" / "bbb-0" / "scores.json", "")
+    assert record["rows"]["bbb"]["accuracy"]["values"] == [full["accuracy"]]
+    with pytest.raises(RunError, match="holds a run with epochs = 1, not 2"):
+        call("run", "tiny/digits", "--out", str(runs / "cpu"))
 
 
 STRATEGIES = """
@@ -91,7 +113,7 @@ def test_every_strategy_is_averaged_in_its_own_way(folder: Path) -> None:
     (folder / "recipes" / "tiny" / "strategies.toml").write_text(STRATEGIES)
     call("run", "tiny/strategies")
     rows = json.loads((folder / "results" / "tiny" / "strategies.json").read_text())["rows"]
-    runs = folder / "runs" / "recipes" / "tiny" / "strategies" / "runs"
+    runs = folder / "runs" / "recipes" / "tiny" / "strategies" / "full" / "runs"
     own = {"block-wise": ("parallelizing", (1, 4, 16)), "layer-wise": ("widening", (1, 4))}
     for name, (how, times) in own.items():
         found = json.loads((runs / f"{name}-0" / f"average-{how}.json").read_text())

@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ import torchbayes as tb
 from torchbayes.experiments.trained_run import TrainedRun
 from torchbayes.train.interrupt import StopRequest
 from torchbayes.train.loop import Training
+from torchbayes.train.run_folder import RunFolder
 
 from ..processes import Ended, processes, torchbayes
 
@@ -29,6 +31,12 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 
 def pair(*arguments: str) -> Ended:
     return torchbayes("train", *SMALL, *arguments, count=2)
+
+
+def saved(run: Path) -> dict[str, Any]:
+    state = RunFolder(run).checkpoint.read()
+    assert state is not None
+    return state
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
@@ -118,18 +126,18 @@ def test_natural_gradients_in_two_processes_and_another_world_size(
     whole = json.loads(done.stdout)
     assert whole["accuracy"] > 0.7  # it has learned: 10 classes, 66 updates
     # The checkpoint of an earlier epoch, as if both had been killed there.
-    state = torch.load(run / "checkpoint.pt", weights_only=True)
+    state = saved(run)
     assert len(state["random"]) == 2
     assert not torch.equal(state["random"][0]["method"], state["random"][1]["method"])
-    state["epoch"], state["batch"], state["rows"] = 1, 0, 1
-    torch.save(state, run / "checkpoint.pt")
+    state["epoch"], state["batch"], state["history"] = 1, 0, state["history"][:1]
+    RunFolder(run).checkpoint.write(state)
     alone(*settings, "--epochs", "3", "--out", str(run), "--resume")
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [row["epoch"] for row in rows] == [1, 2, 3]
-    assert len(torch.load(run / "checkpoint.pt", weights_only=True)["random"]) == 1
-    state = torch.load(run / "checkpoint.pt", weights_only=True)
-    state["epoch"], state["batch"], state["rows"] = 2, 0, 2
-    torch.save(state, run / "checkpoint.pt")
+    assert len(saved(run)["random"]) == 1
+    state = saved(run)
+    state["epoch"], state["batch"], state["history"] = 2, 0, state["history"][:2]
+    RunFolder(run).checkpoint.write(state)
     done = pair(*settings, "--epochs", "3", "--json", "--out", str(run), "--resume")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["accuracy"] > 0.7
@@ -141,7 +149,7 @@ def test_a_killed_process_ends_the_run_and_it_resumes(tmp_path: Path) -> None:
     agent = start(*settings, "--out", str(run))
     try:
         deadline = time.monotonic() + 120
-        while not (run / "checkpoint.pt").exists():
+        while not (run / "checkpoint-previous.safetensors").exists():
             assert time.monotonic() < deadline, "no checkpoint in time"
             assert agent.poll() is None, agent.communicate()[1]
             time.sleep(0.1)
@@ -159,10 +167,10 @@ def test_a_killed_process_ends_the_run_and_it_resumes(tmp_path: Path) -> None:
     assert "has lost contact with another one" in errors
     assert "start again with --resume" in errors
     assert "torchbayes/train.py" not in errors
-    reached = torch.load(run / "checkpoint.pt", weights_only=True)["epoch"]
+    reached = saved(run)["epoch"]
     assert not (run / "posterior.safetensors").exists()
-    config = run / "config.toml"
-    config.write_text(config.read_text().replace("epochs = 400", f"epochs = {reached + 1}"))
+    files = RunFolder(run)
+    files.write_config({**files.read_config(), "epochs": reached + 1})
     settings[3] = str(reached + 1)
     done = pair(*settings, "--out", str(run), "--resume")
     assert done.returncode == 0, done.stderr
@@ -188,7 +196,7 @@ def test_ctrl_c_on_one_process_stops_both_at_the_same_step(tmp_path: Path) -> No
             agent.communicate()
     assert "saved in" in errors
     assert "torchbayes/train.py" not in errors  # torchrun's own traceback, not ours
-    assert torch.load(run / "checkpoint.pt", weights_only=True)["epoch"] >= 1
+    assert saved(run)["epoch"] >= 1
 
 
 def test_a_signal_during_the_exchange_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:

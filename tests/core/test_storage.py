@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import math
 import os
 import pickle
 import signal
@@ -18,7 +20,15 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 import torchbayes as tb
-from torchbayes.core.storage import atomic_path, read_tensors, write_tensors, write_text
+from torchbayes.core import storage
+from torchbayes.core.errors import WriteError
+from torchbayes.core.storage import (
+    atomic_path,
+    read_tensors,
+    remove_strays,
+    write_tensors,
+    write_text,
+)
 
 TENSORS = {
     "mean/a": torch.tensor([1.0, -2.0]),
@@ -291,3 +301,61 @@ def test_a_kill_in_the_middle_of_a_write(tmp_path: Path) -> None:
     assert not new.exists()
     assert len(tb.Samples(folder=new.parent)) == 0  # what is left is not taken for a draw
     assert old.read_text() == "old"
+
+
+def test_the_umask_of_other_threads_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forbidden(_mask: int) -> int:
+        raise AssertionError("umask is of the whole process")
+
+    monkeypatch.setattr(os, "umask", forbidden)
+    write_text(tmp_path / "file", "text")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS])
+@pytest.mark.parametrize("call", ["fsync", "open", "write"])
+def test_a_write_that_fails_leaves_the_old_file_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
+) -> None:
+    path = write(tmp_path / "file")
+    before = path.read_bytes()
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    if call == "write":
+        monkeypatch.setattr(storage, "_bytes", fail)
+        # The checksum needs the bytes as well.
+        monkeypatch.setattr(storage, "_checksum", lambda *_: 0)
+    else:
+        monkeypatch.setattr(storage.os, call, fail)
+    with pytest.raises(WriteError, match="could not be written") as error:
+        write(path)
+    monkeypatch.undo()
+    assert os.strerror(number) in one_sentence(error)
+    assert error.value.errno == number
+    assert path.read_bytes() == before
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_strays_of_the_dead_are_removed_and_files_in_use_are_not(tmp_path: Path) -> None:
+    stray = tmp_path / ".file.0123.part"
+    stray.write_text("half")
+    with atomic_path(tmp_path / "file") as temporary:
+        temporary.write_text("whole")
+        remove_strays(tmp_path)
+        assert not stray.exists()
+        assert temporary.exists()
+    assert (tmp_path / "file").read_text() == "whole"
+
+
+def test_weights_that_are_not_numbers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for value in (math.nan, math.inf):
+        tensors = {"mean/a": torch.tensor([1.0, value])}
+        write_tensors(tmp_path / f"{value}", tensors, kind="point", model_name="Net", settings={})
+    with pytest.raises(tb.posterior.PosteriorFileError, match="has NaN in 'mean/a'") as error:
+        read_tensors(tmp_path / "nan")
+    one_sentence(error)
+    read_tensors(tmp_path / "inf")  # a mask may be infinite
+    assert "infinite values in 'mean/a'" in caplog.text

@@ -113,6 +113,15 @@ def test_images_are_cropped_to_the_centre_and_scaled(tmp_path: Path) -> None:
     assert abs(halved.mean() - exact.mean()) < 20
 
 
+def test_an_image_that_would_fill_the_memory(tmp_path: Path) -> None:
+    Image.new("1", (9000, 9000)).save(tmp_path / "bomb.png")
+    assert (tmp_path / "bomb.png").stat().st_size < 1 << 20
+    with pytest.raises(
+        DataError, match=r"bomb\.png could not be read \(9000 × 9000 pixels are more"
+    ):
+        read_image(tmp_path / "bomb.png", (1, 8, 8))
+
+
 def test_odd_kinds_of_images(tmp_path: Path) -> None:
     Image.new("RGBA", (4, 4), (10, 20, 30, 0)).save(tmp_path / "alpha.png")
     assert read_image(tmp_path / "alpha.png", (3, 4, 4))[:, 0, 0].tolist() == [10, 20, 30]

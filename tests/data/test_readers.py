@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import struct
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -55,6 +56,27 @@ def test_half_a_gzip_and_a_damaged_one(tmp_path: Path, mnist_files: dict[str, by
         with pytest.raises(DataError, match=r"x\.gz is damaged or half-downloaded") as caught:
             read_idx(tmp_path / "x.gz")
         assert "\n" not in str(caught.value)
+
+
+def test_a_bomb_inflates_no_further_than_the_header_promises(
+    tmp_path: Path, idx_bytes: Callable
+) -> None:
+    """Two hundred megabytes of zeros behind a header that promises nine bytes."""
+    bomb = gzip.compress(idx_bytes(np.zeros((3, 3), np.uint8)) + bytes(200 << 20))
+    (tmp_path / "x.gz").write_bytes(bomb)
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match="10 bytes of data where its header promises 9"):
+            read_idx(tmp_path / "x.gz")
+        assert tracemalloc.get_traced_memory()[1] < 20 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_header_that_promises_more_than_any_file_holds(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"\0\0\x08\x03" + b"\xff" * 12 + b"12345")
+    with pytest.raises(DataError, match="5 bytes of data where its header promises"):
+        read_idx(tmp_path / "x")
 
 
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 import torchbayes as tb
 from tests.tables import gal_folder
+from torchbayes.core.storage import write_json
 from torchbayes.data import DATASETS, DataError, DataSet, TableEncoding, load_data, ood_for
 from torchbayes.data.table_file import read_text_table
 from torchbayes.data.uci import load_uci
@@ -254,22 +256,30 @@ def test_the_encoding_survives_its_file_and_is_used_instead_of_a_new_one(
 
 
 @pytest.mark.parametrize(
-    ("change", "match"),
+    ("change", "sealed", "match"),
     [
-        (('"version": 1', '"version": 2'), "is of version 2, newer than this torchbayes"),
-        (('"levels"', '"lvls"'), "is damaged"),
-        (("torchbayes-table", "x"), "is damaged"),
-        (("{", "", 1), "is damaged"),
+        (('"version": 1', '"version": 2'), True, "is of version 2, newer than this torchbayes"),
+        (('"levels"', '"lvls"'), True, "is damaged"),
+        (("torchbayes-table", "x"), True, "is damaged"),
+        (('"mean": ', '"mean": 1'), False, "has been damaged .* with --resume"),
+        (("{", "", 1), False, "cannot be read as JSON .* with --resume"),
     ],
 )
 def test_a_damaged_encoding_is_refused(
-    table: Path, tmp_path: Path, change: tuple[Any, ...], match: str
+    table: Path, tmp_path: Path, change: tuple[Any, ...], sealed: bool, match: str
 ) -> None:
+    """Also one with a sound checksum, as another version or another program might write it."""
     file = tmp_path / "table.json"
     encoding = load(table).encoding
     assert encoding is not None
     encoding.save(file)
-    file.write_text(file.read_text().replace(*change))
+    text = file.read_text()
+    changed = text.replace(*change)
+    assert changed != text
+    if sealed:
+        write_json(file, {k: v for k, v in json.loads(changed).items() if k != "crc32"})
+    else:
+        file.write_text(changed)
     with pytest.raises(DataError, match=match):
         TableEncoding.load(file)
 

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+import torchbayes as tb
+from torchbayes.core.reading import read_json
 from torchbayes.data import DataSet, Split, load_data
-from torchbayes.experiments import compare
+from torchbayes.experiments import compare, evaluation
 from torchbayes.experiments import settings as experiment_settings
 from torchbayes.experiments.compare import Comparison, rows_from
 from torchbayes.experiments.evaluation import evaluate
@@ -82,6 +84,8 @@ def test_a_posterior_without_samples_has_no_last_one(out: Path) -> None:
         ({"one": {"last_of": "none"}}, "names a row above"),
         ({"a": {"data": "moons"}}, "all rows of a comparison share: set it above"),
         ({"a": {"epocs": 1}}, "did you mean 'epochs'"),
+        ({"a": 1}, "rows.a is 1: expected a table"),
+        (7, "rows is 7: expected a table"),
     ],
 )
 def test_bad_rows_are_named(tables: dict[str, dict[str, object]], message: str) -> None:
@@ -137,6 +141,114 @@ def test_figures_of_other_settings_are_refused(tmp_path: Path) -> None:
     (tmp_path / "runs" / "map-1" / "config.toml").unlink()
     with pytest.raises(RunError, match="map-1 is not a run folder"):
         plan(tmp_path, ["map"]).run(lambda *_: NoProgress(), lambda *_: None)
+
+
+def finish(plan: Comparison) -> dict[str, Any]:
+    plan.run(lambda *_: NoProgress(), lambda *_: None)
+    return read_json(plan.out / "results.json", "")["methods"]  # type: ignore[no-any-return]
+
+
+def test_scores_of_other_draws_are_made_again(tmp_path: Path) -> None:
+    """`torchbayes evaluate --samples 1` in the folder of a run must not change a comparison."""
+    before = finish(plan(tmp_path, ["sgld"]))["sgld"]["runs"]
+    evaluate(TrainedRun(tmp_path / "runs" / "sgld-0"), samples=1)
+    changed = read_json(tmp_path / "runs" / "sgld-0" / "scores.json", "")
+    assert changed["nll"] != before[0]["nll"]
+    assert finish(plan(tmp_path, ["sgld"]))["sgld"]["runs"] == before
+
+
+def test_a_kill_between_scores_and_calibration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(_run: TrainedRun) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(compare, "calibrate", killed)
+        with pytest.raises(KeyboardInterrupt):
+            finish(plan(tmp_path, ["map"]))
+    run = tmp_path / "runs" / "map-0"
+    assert (run / "scores.json").exists()
+    assert not (run / "calibration.json").exists()
+    finish(plan(tmp_path, ["map"]))
+    assert (run / "calibration.json").exists()
+    stamp = (run / "calibration.json").stat().st_mtime_ns
+    finish(plan(tmp_path, ["map"]))
+    assert (run / "calibration.json").stat().st_mtime_ns == stamp
+
+
+def test_a_table_has_figures_of_one_version_and_one_user(tmp_path: Path) -> None:
+    finish(plan(tmp_path, ["map"]))
+    with RunFolder(tmp_path).locked(), pytest.raises(RunError, match="in use by process"):
+        finish(plan(tmp_path, ["map"]))
+    files = RunFolder(tmp_path / "runs" / "map-0")
+    config = files.read_config()
+    older = {key: value for key, value in config.items() if key != "noise_std"}
+    files.write_config(older)  # from before that setting
+    finish(plan(tmp_path, ["map"]))
+    with pytest.raises(RunError, match=r"noise_std = 1\.0, not 2\.0"):
+        finish(plan(tmp_path, ["map"], noise_std=2.0))
+    files.write_config({**config, "torchbayes": "0.0.1"})
+    with pytest.raises(RunError, match=r"was made by torchbayes 0\.0\.1, this is"):
+        finish(plan(tmp_path, ["map"]))
+
+
+def test_corruptions_of_other_draws_are_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Path] = []
+
+    def scores(*_: Any) -> dict[str, Any]:
+        made.append(tmp_path)
+        return {"clean": {}, "kinds": {}}
+
+    monkeypatch.setattr(evaluation, "corruption_scores", scores)
+    corrupted = plan(tmp_path, ["sgld"])
+    corrupted.corruptions = True
+    finish(corrupted)
+    finish(corrupted)
+    assert len(made) == 2  # one for each seed
+    evaluate(TrainedRun(tmp_path / "runs" / "sgld-0"), samples=1, corruptions=True)
+    finish(plan(tmp_path, ["sgld"]))  # makes the scores again, but asks for no corruptions
+    assert len(made) == 3
+    finish(corrupted)
+    assert len(made) == 4
+    file = tmp_path / "runs" / "sgld-0" / "corruptions.json"
+    assert read_json(file, "")["made_with"]["samples"] == 32
+
+
+def test_figures_from_another_start_are_refused(tmp_path: Path) -> None:
+    """A file of weights may have changed under its name; a comparison without it is another one."""
+    file, out = tmp_path / "start.safetensors", tmp_path / "out"
+    make = Experiment.from_settings(SHARED, "test").model_factory(load_data("digits"))
+    tb.Point(tb.snapshot(make())).save(file)
+    before = finish(plan(out, ["map"], init=str(file)))
+    assert finish(plan(out, ["map"], init=str(file))) == before
+    with pytest.raises(RunError, match=r"map-0 holds a run with init = '.*', not ''"):
+        finish(plan(out, ["map"]))
+    tb.Point(tb.snapshot(make())).save(file)
+    with pytest.raises(RunError, match="map-0 holds a run with init_checksum = "):
+        finish(plan(out, ["map"], init=str(file)))
+
+
+def test_damaged_scores_are_made_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    before = finish(plan(tmp_path, ["map"]))
+    file = tmp_path / "runs" / "map-0" / "scores.json"
+    text = file.read_text()
+    file.write_text(text.replace('"accuracy": 0.', '"accuracy": 1.'))
+    assert finish(plan(tmp_path, ["map"])) == before
+    assert "scores.json has been damaged" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "name", ["../../../x", "a/b", "..", ".hidden", "", " ", "a\x1b[31m", "a\\b", "x" * 300]
+)
+def test_rows_that_cannot_name_a_folder(tmp_path: Path, name: str) -> None:
+    rows = rows_from({name: {"method": "map"}}, SHARED, {}, {})
+    with pytest.raises(ValueError, match="cannot name a folder") as error:
+        Comparison(Experiment.from_settings(SHARED, "test"), rows, [0], tmp_path)
+    assert "\x1b" not in str(error.value)
+    assert not list(tmp_path.iterdir())
 
 
 def test_more_examples_than_there_are(out: Path) -> None:

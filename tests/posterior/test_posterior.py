@@ -363,6 +363,11 @@ def test_a_folder_with_a_gap_is_refused(tmp_path: Path) -> None:
     bank(5, tmp_path)
     (tmp_path / "draw-000002.safetensors").unlink()
     with pytest.raises(
+        tb.posterior.PosteriorFileError, match=r"5 draws but has no draw-000002\.safetensors"
+    ):
+        tb.load(tmp_path)
+    (tmp_path / "bank.json").unlink()  # as before there were manifests
+    with pytest.raises(
         tb.posterior.PosteriorFileError, match=r"4 draws but no draw-000002\.safetensors"
     ):
         tb.load(tmp_path)
@@ -377,6 +382,7 @@ def test_a_thousand_draws_are_read_one_at_a_time(tmp_path: Path) -> None:
         (tmp_path / f"draw-{index:06d}.safetensors").hardlink_to(
             tmp_path / "draw-000000.safetensors"
         )
+    (tmp_path / "bank.json").unlink()
     samples = tb.load(tmp_path)
     assert isinstance(samples, tb.Samples)
     assert len(samples) == 1000

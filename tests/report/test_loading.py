@@ -52,7 +52,7 @@ def test_bad_results_are_one_sentence(tmp_path: Path, content: str | None, reaso
 
 def test_results_that_are_not_text(tmp_path: Path) -> None:
     (tmp_path / "results.json").write_bytes(b"\xff\xfe\x00\x01")
-    with pytest.raises(ValueError, match="cannot be read as JSON"):
+    with pytest.raises(ValueError, match="not text"):
         load_results(tmp_path)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ import torchbayes as tb
 from torchbayes.models import resnetpp20
 from torchbayes.prior import resnetpp_prior
 from torchbayes.train.chains import Collection
+from torchbayes.train.loop import Training
+from torchbayes.train.progress import NoProgress
+from torchbayes.train.run_folder import RunFolder
 
 from ..processes import torchbayes
 from ..stopping import StopAfter, Stopped
@@ -158,6 +162,84 @@ def test_a_bank_on_disk_is_the_one_in_memory(tmp_path: Path) -> None:
         assert torch.equal(left, right)
     with pytest.raises(ValueError, match="already holds 20 samples"):
         fit(sample_folder=str(tmp_path / "bank"))
+
+
+def test_a_kill_after_a_chain_broke_down(tmp_path: Path) -> None:
+    """The last checkpoint still counts the samples that the broken chain has taken with it."""
+    options: dict[str, Any] = {
+        "folder": tmp_path / "run", "sample_folder": str(tmp_path / "bank"), "chains": 2, "epochs": 2,
+    }  # fmt: skip
+
+    class Breaks(NoProgress):
+        """The first chain breaks down at step 16, and the process is killed before it can save."""
+
+        def __init__(self, kill: bool) -> None:
+            self.steps, self.kill = 0, kill
+
+        def start(self, name: str, total: int, done: int) -> None:
+            self.steps = done
+
+        def advance(self, loss: float) -> None:
+            self.steps += 1
+            if self.steps == 15:
+                broken.append(True)
+            if self.steps == 16 and self.kill:
+                raise Stopped
+
+    broken: list[bool] = []
+
+    def hooked() -> nn.Module:
+        made = net()
+        made.register_forward_hook(
+            lambda _m, _i, out: out * math.nan if broken and broken.pop() else out
+        )
+        return made
+
+    def train(kill: bool, **more: Any) -> tb.Run:
+        settings = {"batch_size": 6, "progress": Breaks(kill), **options, **more}
+        return tb.fit(hooked, (INPUTS, TARGETS), "sgld", **settings)
+
+    def saves_until(step: int) -> Any:
+        original = Training._pause
+
+        def pause(self: Training, stop: Any) -> tuple[bool, bool]:
+            return (self.epoch * len(self.loader) + self.batch <= step), original(self, stop)[1]
+
+        return pause
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Training, "_pause", saves_until(14))
+        with pytest.raises(Stopped):
+            train(True)
+    state = RunFolder(tmp_path / "run").checkpoint.read()
+    assert state is not None
+    counted = [draw["number"] for draw in state["method"]["samples"]["draws"]]
+    assert counted, "the checkpoint counts no samples: it came too early"
+    left = json.loads((tmp_path / "bank" / "bank.json").read_text())["draws"]
+    assert len(left) < len(counted)
+    resumed = train(False, resume=True)
+    whole = train(False, folder=tmp_path / "w", sample_folder=str(tmp_path / "wb"))
+    assert len(bank(resumed)) == len(bank(whole))
+    for one, other in zip(bank(whole), bank(resumed), strict=True):
+        assert torch.equal(one, other)
+    files = {f.name for f in (tmp_path / "bank").glob("draw-*")}
+    assert len(files) == len(bank(resumed))  # those of the broken chain are gone in the end
+
+
+def test_a_bank_of_a_part_resumes_with_the_digest_of_the_rest(tmp_path: Path) -> None:
+    def train(name: str, **more: Any) -> tb.Run:
+        folders = {"folder": tmp_path / name, "sample_folder": str(tmp_path / f"{name}-bank")}
+        return fit("sgld", params="2.*", checkpoint_seconds=0.0, **folders, **more)
+
+    with pytest.raises(Stopped):
+        train("stopped", progress=StopAfter(31))
+    assert json.loads((tmp_path / "stopped-bank" / "bank.json").read_text())["draws"]
+    resumed, whole = train("stopped", resume=True), train("whole")
+    assert resumed.posterior.rest == whole.posterior.rest != ""
+    assert tb.load(tmp_path / "stopped-bank", resumed.model).rest == whole.posterior.rest
+    for one, other in zip(whole.posterior.draws(99), resumed.posterior.draws(99), strict=True):
+        assert list(one) == ["2.weight", "2.bias"]
+        assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_two_processes_pool_their_chains(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import os
 import signal
 from pathlib import Path
@@ -17,6 +16,7 @@ from torch import nn
 
 import torchbayes as tb
 from torchbayes.data import BatchLoader
+from torchbayes.train import checkpoint
 from torchbayes.train.progress import Progress
 from torchbayes.train.run_folder import RunError, RunFolder
 
@@ -180,7 +180,7 @@ def test_validation_scores_are_those_of_the_average_once_there_is_one(method: st
 
 def test_metrics_file_is_the_history(tmp_path: Path) -> None:
     run = tb.fit(made(), blobs(), "map", epochs=3, folder=tmp_path, progress=False)
-    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    rows = RunFolder(tmp_path).read_metrics()
     assert rows == run.history
     assert [row["epoch"] for row in rows] == [1, 2, 3]
 
@@ -223,7 +223,7 @@ def test_nonfinite_loss_names_step_and_layer_and_keeps_the_checkpoint(tmp_path: 
             progress=False,
         )  # fmt: skip
     assert caught.value.step == 5
-    state = RunFolder(tmp_path).read_checkpoint()
+    state = RunFolder(tmp_path).checkpoint.read()
     assert state is not None
     assert (state["epoch"], state["batch"]) == (0, 5)
     assert all(torch.isfinite(t).all() for t in state["method"]["module"].values())
@@ -251,12 +251,12 @@ def test_nonfinite_weights_are_never_checkpointed(tmp_path: Path) -> None:
             model, blobs(), "map", epochs=2, folder=tmp_path, checkpoint_seconds=0,
             in_place=True, progress=Blow(model),
         )  # fmt: skip
-    state = RunFolder(tmp_path).read_checkpoint()
+    state = RunFolder(tmp_path).checkpoint.read()
     assert state is not None
     assert all(torch.isfinite(t).all() for t in state["method"]["module"].values())
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_saves_and_says_how_to_go_on(number: int, tmp_path: Path) -> None:
     class Interrupt(Progress):
         steps = 0
@@ -281,7 +281,7 @@ def test_a_signal_saves_and_says_how_to_go_on(number: int, tmp_path: Path) -> No
             progress=Interrupt(),
         )
     assert signal.getsignal(number) is before
-    state = RunFolder(tmp_path).read_checkpoint()
+    state = RunFolder(tmp_path).checkpoint.read()
     assert state is not None
     assert (state["epoch"], state["batch"]) == (0, 4)
     resumed = tb.fit(
@@ -306,9 +306,10 @@ def test_a_folder_is_not_overwritten_or_mixed(tmp_path: Path) -> None:
 
 def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
     tb.fit(small_net, blobs(), "map", epochs=1, folder=tmp_path, progress=False)
-    file = tmp_path / "checkpoint.pt"
+    file = tmp_path / "checkpoint.safetensors"
     file.write_bytes(file.read_bytes()[:100])
-    with pytest.raises(RunError, match=r"checkpoint\.pt is damaged"):
+    (tmp_path / "checkpoint-previous.safetensors").unlink()
+    with pytest.raises(RunError, match=r"checkpoint\.safetensors is damaged and there is no other"):
         tb.fit(small_net, blobs(), "map", epochs=1, folder=tmp_path, resume=True, progress=False)
 
 
@@ -396,11 +397,11 @@ def test_streamed_data_trains_and_resumes_like_data_in_memory(tmp_path: Path) ->
         assert torch.equal(tensor, results[True][name])
 
 
-def test_a_checkpoint_of_an_older_version_is_refused_in_one_sentence(tmp_path: Path) -> None:
+def test_a_checkpoint_of_an_older_version_is_refused_in_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its optimiser's groups lack what a step needs now: that would be a KeyError in mid-training."""
     tb.fit(small_net, blobs(), "vogn", epochs=1, folder=tmp_path, progress=False)
-    file = tmp_path / "checkpoint.pt"
-    state = torch.load(file, weights_only=True)
-    torch.save(state | {"version": 1}, file)
+    monkeypatch.setattr(checkpoint, "CHECKPOINT_VERSION", checkpoint.CHECKPOINT_VERSION + 1)
     with pytest.raises(RunError, match="written by an older torchbayes"):
         tb.fit(small_net, blobs(), "vogn", epochs=1, folder=tmp_path, resume=True, progress=False)

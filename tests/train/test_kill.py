@@ -27,7 +27,7 @@ def test_ten_kills(tmp_path: Path) -> None:
     context = forkserver()
     moments = random.Random(0)
     kills = 0
-    checkpoint = tmp_path / "killed" / "checkpoint.pt"
+    checkpoint = tmp_path / "killed" / "checkpoint.safetensors"
     while kills < 10:
         seen = checkpoint.stat().st_mtime_ns if checkpoint.exists() else 0
         child = context.Process(target=train, args=(str(tmp_path / "killed"),))
@@ -42,7 +42,7 @@ def test_ten_kills(tmp_path: Path) -> None:
         child.join()
         assert child.exitcode == -9, f"the run ended before kill {kills + 1}: make it longer"
         kills += 1
-    before = RunFolder(tmp_path / "killed").read_checkpoint()
+    before = RunFolder(tmp_path / "killed").checkpoint.read()
     assert before is not None
     assert before["epoch"] > 0, "the kills came too early to meet a half-finished run"
     child = context.Process(target=train, args=(str(tmp_path / "killed"),))

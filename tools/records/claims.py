@@ -25,8 +25,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torchbayes.core.reading import read_toml
 from torchbayes.experiments.record import Figure, Record
-from torchbayes.train.run_folder import read_toml
 
 __all__ = ["Claim", "Judgement", "judge", "read_claims"]
 

@@ -14,14 +14,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from torchbayes import metrics
+from torchbayes._version import __version__
 from torchbayes.applications.tasks import Task
-from torchbayes.posterior import Posterior
+from torchbayes.core.errors import RunError
+from torchbayes.core.reading import read_json
+from torchbayes.core.storage import write_json
+from torchbayes.posterior import Point, Posterior, load, snapshot
 from torchbayes.posterior.posterior import assign
 from torchbayes.predict.predictive import predictive
 from torchbayes.predict.results import ClassPredictive
@@ -103,6 +108,7 @@ def learn_tasks(
     seed: int = 0,
     progress: bool | Callable[[int], Progress] = False,
     after_task: Callable[[TaskScores], None] | None = None,
+    folder: str | Path | None = None,
     **options: Any,
 ) -> TaskScores:
     """Train `model` on the tasks in turn and test it after each on all tasks seen so far.
@@ -118,6 +124,7 @@ def learn_tasks(
         seed: Random seed.
         progress: Whether to show a bar for every task, or a function that returns the display of a task.
         after_task: Called with the scores so far after every task.
+        folder: Keep what the last task ended with here; a folder that has it is continued, bit-equal.
         **options: Options of the method.
 
     Example:
@@ -135,7 +142,21 @@ def learn_tasks(
     check_options(find_method(method), options)
     remembers = can_remember(method)
     scores = TaskScores(method, [task.name for task in tasks])
-    for number, task in enumerate(tasks):
+    kept: _Kept | None = None
+    if folder is not None:
+        settings = {
+            "method": method, "tasks": scores.tasks, "epochs": epochs, "batch_size": batch_size,
+            "samples": samples, "seed": seed, "options": {k: repr(v) for k, v in options.items()},
+            "torchbayes": __version__,
+        }  # fmt: skip
+        kept = _Kept(Path(folder), settings)
+        posterior = kept.restore(model, scores)
+        if posterior is not None:
+            if remembers:
+                options["prior"] = GaussianPrior.from_posterior(posterior)
+            if after_task is not None:
+                after_task(scores)
+    for number, task in list(enumerate(tasks))[len(scores.accuracy) :]:
         started = time.monotonic()
         run = fit(
             model, (task.train.inputs, task.train.targets), method,
@@ -150,9 +171,53 @@ def learn_tasks(
             assign(model, run.posterior.mean())
         seen = tasks[: number + 1]
         scores.accuracy.append([_accuracy(model, run.posterior, t, samples, seed) for t in seen])
+        if kept is not None:
+            kept.keep(model, run.posterior, scores)
         if after_task is not None:
             after_task(scores)
     return scores
+
+
+class _Kept:
+    """What the last finished task ended with, on disk: its posterior, the weights, and the scores so far.
+
+    tasks.json is written last and names the files of its task, so that a kill leaves this task or the one
+    before it.
+    """
+
+    def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
+        self.folder, self.settings = folder, settings
+        self.file = folder / "tasks.json"
+
+    def _paths(self, count: int) -> tuple[Path, Path]:
+        stem = f"task-{count:03d}"
+        return self.folder / f"{stem}-posterior.safetensors", self.folder / f"{stem}.safetensors"
+
+    def keep(self, model: nn.Module, posterior: Posterior, scores: TaskScores) -> None:
+        count = len(scores.accuracy)
+        of_posterior, of_weights = self._paths(count)
+        posterior.save(of_posterior)
+        Point(snapshot(model), model_name=type(model).__name__).save(of_weights)
+        found = {"accuracy": scores.accuracy, "seconds": scores.seconds}
+        write_json(self.file, {**self.settings, **found})
+        for old in self._paths(count - 1):
+            old.unlink(missing_ok=True)
+
+    def restore(self, model: nn.Module, scores: TaskScores) -> Posterior | None:
+        """Give model and scores the state after the last finished task; return its posterior."""
+        if not self.file.exists():
+            return None
+        there = read_json(self.file, "remove the folder to learn the tasks again")
+        for key, value in self.settings.items():
+            if there.get(key) != value:
+                raise RunError(
+                    f"{self.folder} holds tasks with {key} = {there.get(key)!r}, not {value!r}: continue "
+                    "them with their own settings or choose another folder"
+                )
+        scores.accuracy, scores.seconds = there["accuracy"], there["seconds"]
+        of_posterior, of_weights = self._paths(len(scores.accuracy))
+        assign(model, load(of_weights, model).mean())
+        return load(of_posterior, model)
 
 
 def _accuracy(model: nn.Module, posterior: Posterior, task: Task, samples: int, seed: int) -> float:

@@ -19,6 +19,7 @@ from torchbayes.cli.continual import continual
 from torchbayes.cli.diagnose import diagnose
 from torchbayes.cli.distill import distill
 from torchbayes.cli.options import TrainingCommand
+from torchbayes.cli.output import visible
 from torchbayes.cli.predict import predict
 from torchbayes.cli.prune import prune
 from torchbayes.cli.verify import verify
@@ -75,16 +76,25 @@ def main() -> None:
     try:
         app()
     except Exception as error:
+        if _out_of_memory(error):
+            errors.print("torchbayes: the memory is full: use a smaller model, batch or data set")
+            sys.exit(2)
         code = _exit_code(error)
         if code is None:
             raise
-        errors.print(f"torchbayes: {error}")
+        errors.print(visible(f"torchbayes: {error}"))
         sys.exit(code)
     except SystemExit as end:
         stop = _interrupt(end)
         if stop is not None:
-            errors.print(f"torchbayes: {stop}" if str(stop) else "torchbayes: stopped")
+            errors.print(visible(f"torchbayes: {stop}") if str(stop) else "torchbayes: stopped")
         raise
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """Whether Python, or torch on a CPU or a GPU, could not get the memory it needed."""
+    told = isinstance(error, RuntimeError) and "allocate memory" in str(error)
+    return told or isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
 
 
 def _exit_code(error: Exception) -> int | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from collections.abc import Mapping
@@ -10,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.text import Text
 
 from torchbayes.cli import options as opt
-from torchbayes.cli.output import answer, cell, plain, table
+from torchbayes.cli.output import answer, cell, table, visible
 
 if TYPE_CHECKING:
     from torchbayes.experiments.compare import Comparison, Job
@@ -186,11 +186,13 @@ def report(
 
 def show_results(out: Path, page: Path, as_json: bool) -> None:
     """Print a comparison's table, or its results.json."""
-    results = json.loads((out / "results.json").read_text(encoding="utf-8"))
+    from torchbayes.core.reading import read_json
+
+    results = read_json(out / "results.json", "run `torchbayes compare` again")
     rows: dict[str, dict[str, Any]] = results["methods"]
     shown = [key for key in _COLUMNS if any(row.get(key) is not None for row in rows.values())]
     compared = table(
-        plain(f"{results['model']} on {results['data']}"),
+        f"{results['model']} on {results['data']}",
         ["method", *(_COLUMNS[key][0] for key in shown)],
         ([name, *(_cell(key, row, rows) for key in shown)] for name, row in rows.items()),
     )
@@ -200,10 +202,10 @@ def show_results(out: Path, page: Path, as_json: bool) -> None:
         as_json,
         compared,
         *(
-            f"[bold]{plain(name)}[/bold] failed: {plain(why)}"
+            Text.assemble((visible(name), "bold"), visible(f" failed: {why}"))
             for name, why in results["failed"].items()
         ),
-        *(plain(note) for note in results["notes"][:1] if _is_table(results)),
+        *(note for note in results["notes"][:1] if _is_table(results)),
         f"out of distribution: {results['ood']}   results: {out / 'results.json'}   page: {page}",
     )
 
@@ -212,7 +214,7 @@ def _is_table(results: dict[str, Any]) -> bool:
     return str(results["settings"].get("data")).startswith(_TABLES)
 
 
-def _cell(key: str, row: dict[str, Any], rows: dict[str, dict[str, Any]]) -> str:
+def _cell(key: str, row: dict[str, Any], rows: dict[str, dict[str, Any]]) -> str | Text:
     value, (_, more, digits) = row.get(key), _COLUMNS[key]
     if value is None:
         return "–"
@@ -223,4 +225,4 @@ def _cell(key: str, row: dict[str, Any], rows: dict[str, dict[str, Any]]) -> str
         return text
     values = [r[key] for r in rows.values() if r.get(key) is not None]
     best = max(values) if more else min(values)
-    return f"[bold green]{text}[/]" if value == best and len(values) > 1 else text
+    return Text(text, style="bold green") if value == best and len(values) > 1 else text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from pathlib import Path
@@ -41,13 +40,17 @@ def continual(
     seed: Seed = 0,
     set_: Set = None,
     out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("continual"),
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue after the last task that --out has.")
+    ] = False,
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
     """Learn tasks in sequence, each posterior the prior of the next task, and compare with fine-tuning.
 
-    Writes continual.json and continual.md to --out after every task. Fine-tuning trains the same network by
-    maximum likelihood, task after task. Some methods have special settings; `--set` overrides them.
+    Writes continual.json and continual.md to --out after every task, where `--resume` continues.
+    Fine-tuning trains the same network by maximum likelihood, task after task.
+    Some methods have special settings; `--set` overrides them.
     """
     import torch
 
@@ -74,14 +77,15 @@ def continual(
     loaded = load_data(data, data_dir=data_dir)
     by_pixels = tasks == "permuted"
     plan = permuted_tasks(loaded, count, seed) if by_pixels else split_tasks(loaded, per_task)
-    RunFolder(out).prepare()
+    if (out / "continual.json").exists() and not resume:
+        raise ValueError(f"{out} already holds results: add --resume or choose another folder")
     about = {
         "data": data, "tasks": tasks, "hidden": widths, "epochs": epochs, "batch_size": batch_size,
         "samples": samples, "seed": seed, "command": shlex.join(["torchbayes", *sys.argv[1:]]),
     }  # fmt: skip
     results: dict[str, TaskScores] = {}
     display = PlanDisplay([name for name in settings for _ in plan])
-    with display.bars:
+    with RunFolder(out).locked(), display.bars:
         for first, (name, options) in zip(
             range(0, 2 * len(plan), len(plan)), settings.items(), strict=True
         ):
@@ -102,7 +106,7 @@ def continual(
 
             learn_tasks(
                 model, plan, name, epochs=epochs, batch_size=batch_size, samples=samples, seed=seed,
-                progress=shown, after_task=keep,
+                progress=shown, after_task=keep, folder=out / "tasks" / name,
                 **options,
             )  # fmt: skip
     _show(out, results, as_json)
@@ -131,6 +135,8 @@ def _write(
 
 
 def _show(out: Path, results: dict[str, TaskScores], as_json: bool) -> None:
+    from torchbayes.core.reading import read_json
+
     names = next(iter(results.values())).tasks
     # A row for each task: ten columns would not fit on an ordinary terminal.
     columns = [[*s.accuracy[-1], s.mean[-1], s.forgotten] for s in results.values()]
@@ -144,5 +150,5 @@ def _show(out: Path, results: dict[str, TaskScores], as_json: bool) -> None:
     )
     shown.rows[len(names) - 1].end_section = True
     where = f"after every task: {out / 'continual.md'}   results: {out / 'continual.json'}"
-    whole = json.loads((out / "continual.json").read_text(encoding="utf-8")) if as_json else None
+    whole = read_json(out / "continual.json", "run it again") if as_json else None
     answer(whole, as_json, shown, where)

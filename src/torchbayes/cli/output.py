@@ -8,28 +8,48 @@ from typing import Any
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
-__all__ = ["answer", "cell", "notice", "plain", "table"]
+__all__ = ["answer", "cell", "notice", "table", "visible"]
+
+
+def visible(text: str) -> str:
+    r"""Return text in which no character can steer the terminal; those that would are shown as escapes.
+
+    Names of classes, files and rows may come from anywhere, and a terminal obeys escape sequences.
+
+    Example:
+        >>> visible("a\x1b[31mb")
+        'a\\x1b[31mb'
+    """
+    return "".join(
+        c if c == "\n" or c.isprintable() else c.encode("unicode_escape").decode() for c in text
+    )
 
 
 def table(
-    title: str | None, columns: Iterable[str], rows: Iterable[Iterable[str]], *, left: int = 1
+    title: str | None,
+    columns: Iterable[str],
+    rows: Iterable[Iterable[str | Text]],
+    *,
+    left: int = 1,
 ) -> Table:
     """Build a table of numbers.
 
     Args:
         title: Title, or None.
         columns: Headings.
-        rows: Cells of each row.
+        rows: Cells of each row; text is shown as it is, without markup.
         left: Number of columns, from the left, that hold text and are aligned left.
     """
-    result = Table(title=title, title_justify="left")
+    heading = None if title is None else Text(visible(title))
+    result = Table(title=heading, title_justify="left")
     for number, column in enumerate(columns):
-        result.add_column(column, justify="left" if number < left else "right", overflow="fold")
+        justify = "left" if number < left else "right"
+        result.add_column(Text(visible(column)), justify=justify, overflow="fold")  # type: ignore[arg-type]
     for row in rows:
-        result.add_row(*row)
+        result.add_row(*(Text(visible(c)) if isinstance(c, str) else c for c in row))
     return result
 
 
@@ -40,27 +60,18 @@ def cell(value: float | None, style: str) -> str:
     return format(value, ",.0f" if style.endswith("f") and abs(value) >= 1000 else style)
 
 
-def plain(text: str) -> str:
-    r"""Return a name from a file so that it is printed as it is: no markup, no control characters.
-
-    Example:
-        >>> print(plain("[red]\x1b[31m"))
-        \[red]\x1b[31m
-    """
-    return escape("".join(c if c.isprintable() else repr(c)[1:-1] for c in text))
-
-
 def notice(text: str, as_json: bool) -> None:
     """Print a remark before a long computation, unless a script reads the output."""
     if not as_json:
-        Console(highlight=False).print(plain(text), style="dim", soft_wrap=True)
+        Console(highlight=False).print(Text(visible(text)), style="dim", soft_wrap=True)
 
 
-def answer(result: Any, as_json: bool, *parts: Table | str) -> None:
-    """Print the result as JSON, or else the parts, one below the other."""
+def answer(result: Any, as_json: bool, *parts: Table | Text | str) -> None:
+    """Print the result as JSON, or else the parts, one below the other; text is shown without markup."""
     if as_json:
         typer.echo(json.dumps(result))
         return
     console = Console(highlight=False)
     for part in parts:
-        console.print(part, soft_wrap=isinstance(part, str))
+        text = Text(visible(part)) if isinstance(part, str) else part
+        console.print(text, soft_wrap=isinstance(text, Text))

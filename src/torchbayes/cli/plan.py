@@ -11,6 +11,7 @@ from rich import progress as bars
 from rich.console import Console
 from rich.markup import escape
 
+from torchbayes.cli.output import visible
 from torchbayes.train.progress import Progress
 
 __all__ = ["PlanDisplay", "clock", "seconds_left"]
@@ -110,7 +111,7 @@ class PlanDisplay:
 
     def _report(self, outcome: str, text: str) -> None:
         self._started = None
-        self.bars.console.print(f"{outcome} {escape(text)}", highlight=False)
+        self.bars.console.print(f"{outcome} {escape(visible(text))}", highlight=False)
 
     def show(self, number: int, share: float) -> None:
         """Redraw the plan's bar: `number` runs are finished, and this share of the next one."""
@@ -124,7 +125,7 @@ class PlanDisplay:
         self.bars.update(
             self._plan,
             completed=number + share,
-            note=escape(f"{number} of {len(self.rows)} runs{rest}"),
+            note=escape(visible(f"{number} of {len(self.rows)} runs{rest}")),
             left=clock(seconds_left(waiting, self._taken, running)),
         )
 
@@ -135,7 +136,7 @@ class PlanDisplay:
             left = (time.monotonic() - self._started) * (total - done) / done
         self.bars.update(
             self._run,
-            description=escape(name), total=total, completed=done, note=note, left=clock(left),
+            description=escape(visible(name)), total=total, completed=done, note=note, left=clock(left),
             visible=True,
         )  # fmt: skip
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from torchbayes.cli import options as opt
-from torchbayes.cli.output import answer, cell, plain, table
+from torchbayes.cli.output import answer, cell, table
 
 __all__ = ["predict"]
 
@@ -70,7 +70,7 @@ def _predict_images(
         | {name: float(getattr(result, name)[i]) for name in measures}
         for i, file in enumerate(files)
     ]
-    cells = ([plain(v) if isinstance(v, str) else f"{v:.3f}" for v in r.values()] for r in rows)
+    cells = ([v if isinstance(v, str) else f"{v:.3f}" for v in r.values()] for r in rows)
     answer(rows, as_json, table(None, rows[0], cells, left=2))
 
 
@@ -95,8 +95,8 @@ def _predict_rows(
         [str(number), *(_cell(row[name]) for name in columns)]
         for number, row in enumerate(rows[:_SHOWN_ROWS], 1)
     )
-    shown = table(None, ["row", *map(plain, columns)], cells, left=0)
-    answer(rows, as_json, shown, *map(plain, notes))
+    shown = table(None, ["row", *columns], cells, left=0)
+    answer(rows, as_json, shown, *notes)
     if as_json:
         for note in notes:
             typer.echo(note, err=True)
@@ -104,6 +104,6 @@ def _predict_rows(
 
 def _cell(value: Any) -> str:
     if isinstance(value, str):
-        return plain(value)
+        return value
     # Four digits, but the whole number if it has more.
     return cell(value, ",.0f" if 1000 <= abs(value) < 1e9 else ".4g")

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from torchbayes.cli.options import DataDir, Json
+from torchbayes.cli.output import answer, visible
 
 __all__ = ["app"]
 
@@ -29,21 +30,25 @@ def list_(as_json: Json = False) -> None:
     from rich.padding import Padding
     from rich.text import Text
 
+    from torchbayes.core.reading import read_toml
     from torchbayes.experiments.recipes import find_recipe, recipe_names
-    from torchbayes.train.run_folder import read_toml
 
     rows = []
     for name in recipe_names():
         table = read_toml(find_recipe(name))
-        rows.append({"name": name, "title": table["title"], "from": table.get("paper", "")})
+        rows.append(
+            {"name": name, "title": str(table.get("title", "")), "from": table.get("paper", "")}
+        )
     if as_json:
         typer.echo(json.dumps(rows))
         return
     console = Console()
     # Two lines each: beside the long names, a column of titles would have room for only a word or two.
     for row in rows:
-        console.print(Text.assemble((row["name"], "bold"), "  ", (row["from"], "dim")))
-        console.print(Padding(Text(row["title"]), (0, 0, 0, 2)))
+        console.print(
+            Text.assemble((visible(row["name"]), "bold"), "  ", (visible(row["from"]), "dim"))
+        )
+        console.print(Padding(Text(visible(row["title"])), (0, 0, 0, 2)))
 
 
 @app.command()
@@ -56,11 +61,11 @@ def show(name: Name, cpu: Cpu = False) -> None:
     from rich.console import Console
     from rich.syntax import Syntax
 
+    from torchbayes.core.reading import read_text, read_toml
     from torchbayes.experiments.recipes import find_recipe, recipe_settings
-    from torchbayes.train.run_folder import read_toml
 
     file = find_recipe(name)
-    text = file.read_text(encoding="utf-8")
+    text = visible(read_text(file, "check the file"))
     if cpu:
         more = {key: read_toml(file).get(key) for key in ("after", "continual")}
         settings = recipe_settings(file, cpu=True) | {k: v for k, v in more.items() if v}
@@ -78,7 +83,8 @@ def run(
     cpu: Cpu = False,
     seeds: Annotated[int, typer.Option(help="Number of seeds to run every row with.")] = 1,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for the runs; runs/recipes/NAME if not given.")
+        Path | None,
+        typer.Option(help="Folder for the runs; runs/recipes/NAME/full, or …/cpu, if not given."),
     ] = None,
     results: Annotated[Path, typer.Option(help="Folder for the record.")] = Path("results"),
     data_dir: DataDir = None,
@@ -91,10 +97,10 @@ def run(
     from rich.console import Console
     from rich.markdown import Markdown
 
+    from torchbayes.core.reading import read_toml
     from torchbayes.experiments.recipes import find_recipe, recipe_settings
     from torchbayes.experiments.record import record_of
     from torchbayes.experiments.record_table import record_table
-    from torchbayes.train.run_folder import read_toml
 
     file = find_recipe(name)
     if seeds < 1:
@@ -102,18 +108,19 @@ def run(
     settings, about = recipe_settings(file, cpu=cpu), read_toml(file)
     words = ["torchbayes recipes run", name, *(["--cpu"] if cpu else [])]
     command = " ".join([*words, *([f"--seeds {seeds}"] if seeds > 1 else [])])
-    out = Path("runs") / "recipes" / name if out is None else out
+    size = "cpu" if cpu else "full"
+    out = Path("runs") / "recipes" / name / size if out is None else out
     if "continual" in about:
         measured = _learn_tasks(settings, about["continual"], seeds, out, data_dir)
     else:
         measured = _compare(settings, about.get("after", []), seeds, out, data_dir, command)
-    record = record_of(name, about["title"], "cpu" if cpu else "full", command, measured, out)
+    record = record_of(name, str(about.get("title", name)), size, command, measured, out)
     saved = record.save(results)
     if as_json:
         typer.echo(saved.read_text(encoding="utf-8"), nl=False)
         return
-    Console().print(Markdown(record_table(record)))
-    Console().print(f"record: {saved}   runs: {out}")
+    Console().print(Markdown(visible(record_table(record))))
+    answer(None, False, f"record: {saved}   runs: {out}")
 
 
 def _compare(
@@ -126,6 +133,7 @@ def _compare(
 ) -> dict[str, Any]:
     """Train and score every row, then run the steps that the recipe lists under `after`."""
     from torchbayes.cli.compare import run_plan
+    from torchbayes.core.reading import read_json
     from torchbayes.experiments.compare import Comparison, recipe_rows
 
     base, rows = recipe_rows(settings)
@@ -134,7 +142,7 @@ def _compare(
     if plan.failed:
         first, why = next(iter(plan.failed.items()))
         raise ValueError(f"{first} failed, so nothing is recorded: {why}")
-    measured: dict[str, Any] = json.loads((out / "results.json").read_text(encoding="utf-8"))
+    measured: dict[str, Any] = read_json(out / "results.json", "run the recipe again")
     for row in measured["methods"].values():
         for scores in row["runs"]:
             for step in after:
@@ -183,13 +191,13 @@ def _average_once(
     run: Path, how: str, counts: tuple[int, ...], data_dir: Path | None
 ) -> dict[str, Any]:
     """Average a run's draws, or read the result from its folder if it exists."""
-    from torchbayes.experiments.average_run import averaged
+    from torchbayes.experiments.average_run import averaged, averaged_with
+    from torchbayes.experiments.made_with import read_result
+    from torchbayes.train.run_folder import RunFolder
 
-    file = run / f"average-{how}.json"
-    if not file.exists():
-        averaged(run, how, counts, data_dir=data_dir)
-    result: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    return result
+    made = averaged_with(RunFolder(run), counts)
+    found = read_result(run / f"average-{how}.json", made)
+    return averaged(run, how, counts, data_dir=data_dir) if found is None else found
 
 
 _AFTER = {"prune": _pruned, "average": _averaged}
@@ -204,6 +212,7 @@ def _learn_tasks(
 ) -> dict[str, Any]:
     """Learn a sequence of tasks with every seed; scores are those after the last task."""
     from torchbayes.cli.continual import continual
+    from torchbayes.core.reading import read_json
     from torchbayes.experiments.compare import recipe_rows
 
     base, _ = recipe_rows(settings)
@@ -211,21 +220,20 @@ def _learn_tasks(
     numbers = range(base.seed, base.seed + seeds)
     for seed in numbers:
         folder = out / f"{base.method}-{seed}"
-        file = folder / "continual.json"
-        if not file.exists() or not _all_tasks(file):
-            continual(
-                data=base.data,
-                method=base.method,
-                epochs=base.epochs,
-                batch_size=base.batch_size,
-                samples=base.samples,
-                hidden=",".join(map(str, base.model_options["hidden"])),
-                seed=seed,
-                out=folder,
-                data_dir=data_dir,
-                **tasks,
-            )
-        found = json.loads(file.read_text(encoding="utf-8"))["methods"]
+        continual(
+            data=base.data,
+            method=base.method,
+            epochs=base.epochs,
+            batch_size=base.batch_size,
+            samples=base.samples,
+            hidden=",".join(map(str, base.model_options["hidden"])),
+            seed=seed,
+            out=folder,
+            resume=True,
+            data_dir=data_dir,
+            **tasks,
+        )
+        found = read_json(folder / "continual.json", "run the recipe again")["methods"]
         for name, scores in found.items():
             row = methods.setdefault(
                 "fine-tuning" if name == "mle" else name,
@@ -242,10 +250,3 @@ def _learn_tasks(
     created = datetime.now(timezone.utc).isoformat(timespec="seconds")
     shared = dataclasses.asdict(base) | tasks | {"seeds": list(numbers)}
     return {"created": created, "settings": shared, "methods": methods}
-
-
-def _all_tasks(file: Path) -> bool:
-    """Whether all methods have learned all tasks."""
-    found = json.loads(file.read_text(encoding="utf-8"))
-    counts = {len(scores["mean"]) for scores in found["methods"].values()}
-    return counts == {len(found["names"])} and len(found["methods"]) > 1

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from torchbayes.cli import options as opt
-from torchbayes.cli.output import answer, cell, notice, plain, table
+from torchbayes.cli.output import answer, cell, notice, table
 
 if TYPE_CHECKING:
     from torchbayes.experiments.settings import Experiment
@@ -148,7 +148,7 @@ def _score(trained: TrainedRun, as_json: bool, **how: Any) -> None:
     notes = [f"out of distribution (OOD): {ood.name}"] if "auroc_ood" in scores else []
     encoding, curve = trained.data.encoding, trained.data.shape == (1,)
     if encoding is not None and not encoding.classes:
-        notes.append(plain(f"RMSE, NLL and CRPS are in the units of {encoding.target!r}"))
+        notes.append(f"RMSE, NLL and CRPS are in the units of {encoding.target!r}")
     elif not trained.data.classes and curve and trained.data.num_targets == 1:
         _draw_curve(trained)
         notes.append(f"picture: {folder / 'curve.png'}")

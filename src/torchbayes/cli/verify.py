@@ -7,6 +7,7 @@ import math
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
 from torchbayes.cli.options import Json, Seed, Set, method_pairs
 from torchbayes.cli.output import answer
@@ -66,7 +67,7 @@ def verify(
         f"{method} on {found.train_size:,} examples, against the {kind}:",
         f"  mean error  {found.mean_error:.3f} exact standard deviations",
         f"  std ratio   {found.std_ratio:.3f} (1 is exact)",
-        f"[bold {'green' if found.trusted else 'red'}]{found.verdict}[/]",
+        Text(found.verdict, style=f"bold {'green' if found.trusted else 'red'}"),
     )
     if not found.trusted:
         raise typer.Exit(1)

@@ -1,10 +1,18 @@
-"""Files that are either complete or absent, however the process ends, and never run code when read."""
+"""Files that are either complete or absent, however the process ends, and never run code when read.
+
+Every file of the library is written by `atomic_path`. Tensors are stored in safetensors' format with a header
+that has a checksum of all that a reader relies on; JSON and TOML files carry one as well, see
+`torchbayes.core.reading`.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import os
-import tempfile
+import secrets
+import struct
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,55 +21,111 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from torchbayes._version import __version__
+from torchbayes.core.errors import FileError, PosteriorFileError, WriteError
+from torchbayes.core.locks import lock_file
 
 __all__ = [
     "PosteriorFileError",
+    "append_line",
     "atomic_path",
     "checksum",
+    "json_checksum",
+    "read_header",
+    "read_tensor_file",
     "read_tensors",
+    "remove_strays",
+    "sync_folder",
     "write_json",
+    "write_tensor_file",
     "write_tensors",
     "write_text",
 ]
 
+_LOG = logging.getLogger("torchbayes")
 _FORMAT = "torchbayes-posterior"
 _VERSION = 1
+_STRAYS = ".*.part"
 
-
-class PosteriorFileError(ValueError):
-    """A posterior's file is missing, truncated, damaged, of another program or of another model."""
+_DTYPES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
+    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
+    torch.uint64: "U64", torch.uint32: "U32", torch.uint16: "U16", torch.uint8: "U8",
+    torch.bool: "BOOL", torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
+}  # fmt: skip
 
 
 @contextmanager
 def atomic_path(path: str | Path) -> Iterator[Path]:
     """Yield a temporary path beside `path` that replaces it when the block succeeds.
 
-    The content is flushed to disk before the rename, so after a kill or a power cut `path` is the old file
-    or the new one, never a part of it.
+    The content is flushed to disk before the rename and the folder after it, so after a kill or a power
+    cut `path` is the old file or the new one, never a part of it.
 
     Args:
         path: The file to write. Its folder is created if necessary.
+
+    Raises:
+        WriteError: If the disk is full, the folder is gone or cannot be written to, and so on.
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
-    os.close(handle)
-    temporary = Path(name)
     try:
-        yield temporary
-        with temporary.open("rb") as written:
-            os.fsync(written.fileno())
-        # mkstemp creates files that only their owner can read; set the permissions of an ordinary open().
-        umask = os.umask(0)
-        os.umask(umask)
-        temporary.chmod(0o666 & ~umask)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary, handle = _new_temporary(path)
+        try:
+            yield temporary
+            os.fsync(handle)
+            if os.name == "nt":  # which does not rename a file that is open
+                os.close(handle)
+                handle = -1
+            temporary.replace(path)
+            sync_folder(path.parent)
+        finally:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            if handle >= 0:
+                os.close(handle)
+    except WriteError:
+        raise
+    except OSError as error:
+        raise WriteError.of(path, error) from error
+
+
+def _new_temporary(path: Path) -> tuple[Path, int]:
+    """Create a temporary file beside `path` and hold a lock on it, by which it is known to be in use."""
+    while True:
+        # A name may have 255 bytes.
+        name = os.fsdecode(os.fsencode(path.name)[:200])
+        temporary = path.with_name(f".{name}.{secrets.token_hex(6)}.part")
+        handle = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+        # `remove_strays` may have taken the file for a stray one before it was locked.
+        if lock_file(handle) and temporary.exists():
+            return temporary, handle
+        os.close(handle)
+
+
+def sync_folder(folder: Path) -> None:
+    """Flush a folder's entries to disk, where the system can."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def remove_strays(folder: Path) -> None:
+    """Remove the temporary files that killed processes have left in a folder; those in use are locked."""
+    for stray in folder.glob(_STRAYS):
+        with contextlib.suppress(OSError):
+            handle = os.open(stray, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
+            try:
+                if lock_file(handle):
+                    stray.unlink(missing_ok=True)
+            finally:
+                os.close(handle)
 
 
 def write_text(path: str | Path, text: str) -> None:
@@ -70,9 +134,36 @@ def write_text(path: str | Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
+def append_line(path: Path, line: str) -> None:
+    """Add a line to a file and flush it to disk; after a kill, at most this line is cut short."""
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise WriteError.of(path, error) from error
+
+
 def write_json(path: str | Path, content: Any) -> None:
-    """Write `content` to `path` as indented JSON, as a whole or not at all."""
+    """Write `content` to `path` as indented JSON, as a whole or not at all.
+
+    A table gets a last entry `crc32`, which `read_json` checks and takes out again.
+    """
+    if isinstance(content, Mapping):
+        content = {**content, "crc32": json_checksum(content)}
     write_text(path, json.dumps(content, indent=2) + "\n")
+
+
+def json_checksum(content: Any) -> str:
+    """Return a checksum of what a reader gets from JSON, whatever the white space and the order of keys."""
+    read_back = json.loads(json.dumps(content))  # keys that are numbers become text
+    return f"{zlib.crc32(json.dumps(read_back, sort_keys=True).encode()):08x}"
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    data: memoryview = tensor.reshape(-1).view(torch.uint8).numpy().data
+    return data
 
 
 def checksum(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> int:
@@ -82,71 +173,124 @@ def checksum(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> int:
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
         crc = zlib.crc32(f"{name}:{tensor.dtype}".encode(), crc)
-        crc = zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data, crc)
+        crc = zlib.crc32(_bytes(tensor), crc)
     return crc
 
 
-def write_tensors(
-    path: Path, tensors: Mapping[str, Tensor], *, kind: str, model_name: str,
-    settings: dict[str, Any],
-) -> None:  # fmt: skip
-    """Write named tensors with a header that describes them."""
-    # safetensors rejects tensors that share memory, so clone those that do.
-    plain: dict[str, Tensor] = {}
-    seen: set[int] = set()
-    for name, tensor in tensors.items():
-        value = tensor.detach().cpu().contiguous()
-        if value.untyped_storage().data_ptr() in seen or value.untyped_storage().nbytes() != (
-            value.numel() * value.element_size()
-        ):
-            value = value.clone()
-        seen.add(value.untyped_storage().data_ptr())
-        plain[name] = value
-    header: dict[str, Any] = {
-        "format": _FORMAT, "version": _VERSION, "torchbayes": __version__, "kind": kind,
-        "model": model_name, "settings": settings,
-        # Also the order of the tensors, which safetensors does not keep.
-        "shapes": {name: list(tensor.shape) for name, tensor in plain.items()},
-    }  # fmt: skip
-    header["crc32"] = checksum(header, plain)
-    with atomic_path(path) as temporary:
-        save_file(plain, str(temporary), metadata={"torchbayes": json.dumps(header)})
+def write_tensor_file(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> int:
+    """Write named tensors in safetensors' format under a header of our own; return its checksum.
+
+    Not by `safetensors.torch.save_file`, which renames a temporary file of its own without flushing it to
+    disk, nor by `save`, which needs the memory twice.
+    """
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    for name, tensor in plain.items():
+        if tensor.dtype not in _DTYPES:
+            raise TypeError(f"{name!r} is of {tensor.dtype}, which a file cannot hold: convert it")
+    # `shapes` is also the order of the tensors, which a safetensors file does not keep.
+    shapes = {name: list(tensor.shape) for name, tensor in plain.items()}
+    whole: dict[str, Any] = {**header, "torchbayes": __version__, "shapes": shapes}
+    whole["crc32"] = checksum(whole, plain)
+    # The widest types first, so that every tensor is aligned.
+    order = sorted(plain, key=lambda name: (-plain[name].element_size(), name))
+    entries: dict[str, Any] = {"__metadata__": {"torchbayes": json.dumps(whole)}}
+    end = 0
+    for name in order:
+        begin, end = end, end + plain[name].numel() * plain[name].element_size()
+        dtype = _DTYPES[plain[name].dtype]
+        entries[name] = {"dtype": dtype, "shape": shapes[name], "data_offsets": [begin, end]}
+    front = json.dumps(entries).encode()
+    front += b" " * (-len(front) % 8)
+    with atomic_path(path) as temporary, temporary.open("wb") as file:
+        file.write(struct.pack("<Q", len(front)) + front)
+        for name in order:
+            file.write(_bytes(plain[name]))
+    return int(whole["crc32"])
 
 
-def read_tensors(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Read a file of `write_tensors`, or raise a `PosteriorFileError` that says what is wrong."""
+def read_header(path: Path) -> dict[str, Any] | None:
+    """Return the header of a file of `write_tensor_file` without its tensors and unchecked, or None."""
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            header = json.loads((file.metadata() or {})["torchbayes"])
+    except (SafetensorError, OSError, KeyError, ValueError, RecursionError):
+        return None
+    return header if isinstance(header, dict) else None
+
+
+def read_tensor_file(
+    path: Path, format_: str, version: int, what: str, error_type: type[FileError] = FileError
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Read a file of `write_tensor_file`, check all of it and return its header and tensors.
+
+    Args:
+        path: The file.
+        format_: The header's `format`.
+        version: Newest `version` that can be read.
+        what: What the file should be, for messages.
+        error_type: Error to raise if anything is wrong.
+    """
     if not path.is_file():
-        raise PosteriorFileError(
-            f"there is no posterior file {path}: train a run first or check the path"
+        raise error_type(
+            f"there is no {what.removeprefix('torchbayes ')} file {path}: train a run first or check the path"
         )
     try:
+        # safetensors holds every size that the header claims against the file's before it reads a tensor.
         with safe_open(str(path), framework="pt") as file:
             metadata = file.metadata()
             header = json.loads(metadata["torchbayes"]) if metadata else None
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
-        raise PosteriorFileError(
+        raise error_type(
             f"{path} is cut short, damaged or not a safetensors file ({error}): copy or train it again"
         ) from error
     except (KeyError, TypeError, ValueError, RecursionError):
         header = None
-    if not isinstance(header, dict) or header.get("format") != _FORMAT:
-        raise PosteriorFileError(
-            f"{path} is a safetensors file but not a torchbayes posterior: pass one that save() wrote"
+    if not isinstance(header, dict) or header.get("format") != format_:
+        raise error_type(
+            f"{path} is a safetensors file but not a {what}: pass one that save() wrote"
         )
-    version = header.get("version")
-    if not isinstance(version, int) or version > _VERSION:
-        raise PosteriorFileError(
-            f"{path} was written by torchbayes {header.get('torchbayes')} in file version {version}; this "
-            f"torchbayes reads up to {_VERSION}: upgrade torchbayes"
+    found = header.get("version")
+    if not isinstance(found, int) or found > version:
+        raise error_type(
+            f"{path} was written by torchbayes {header.get('torchbayes')} in file version {found}; this "
+            f"torchbayes reads up to {version}: upgrade torchbayes"
         )
     shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
     if header.get("shapes") != shapes or header.get("crc32") != checksum(header, tensors):
-        raise PosteriorFileError(
+        raise error_type(
             f"{path} is damaged: its tensors are not the ones its header describes; copy or train it again"
         )
+    # In the order in which they were written, so that the same generator gives the same draws.
+    return header, {name: tensors[name] for name in header["shapes"]}
+
+
+def write_tensors(
+    path: Path, tensors: Mapping[str, Tensor], *, kind: str, model_name: str,
+    settings: dict[str, Any],
+) -> int:  # fmt: skip
+    """Write a posterior's named tensors with a header that describes them; return their checksum."""
+    header = {
+        "format": _FORMAT, "version": _VERSION, "kind": kind, "model": model_name,
+        "settings": settings,
+    }  # fmt: skip
+    return write_tensor_file(path, tensors, header)
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Read a file of `write_tensors`, or raise a `PosteriorFileError` that says what is wrong."""
+    header, tensors = read_tensor_file(
+        path, _FORMAT, _VERSION, "torchbayes posterior", PosteriorFileError
+    )
     for key, expected in (("kind", str), ("model", str), ("settings", dict)):
         if not isinstance(header.get(key), expected):
             raise PosteriorFileError(f"{path} is damaged: its header lacks the {key}")
-    # In the order in which they were written, so that the same generator gives the same draws.
-    return header, {name: tensors[name] for name in header["shapes"]}
+    for name, tensor in tensors.items():
+        if not tensor.is_floating_point() or bool(torch.isfinite(tensor).all()):
+            continue
+        if bool(torch.isnan(tensor).any()):
+            raise PosteriorFileError(
+                f"{path} has NaN in {name!r}: its training broke down; train it again with a smaller lr"
+            )
+        _LOG.warning("%s has infinite values in %r, which predictions may inherit", path, name)
+    return header, tensors

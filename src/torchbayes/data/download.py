@@ -37,6 +37,7 @@ __all__ = ["fetch", "read_members", "unpack"]
 _TRIES = 3
 _TIMEOUT = (10.0, 60.0)
 _CHUNK = 1 << 16
+_LARGEST_MEMBER = 1 << 30
 _pause = time.sleep
 
 
@@ -103,7 +104,7 @@ def read_members(archive: Path, members: tuple[str, ...]) -> dict[str, bytearray
         with tarfile.open(archive) as tar:
             for member in members:
                 stream = tar.extractfile(member)
-                if stream is None:
+                if stream is None or tar.getmember(member).size > _LARGEST_MEMBER:
                     raise KeyError(member)
                 contents[member.rpartition("/")[2]] = bytearray(stream.read())
     except (tarfile.TarError, OSError, EOFError, KeyError, zlib.error) as error:

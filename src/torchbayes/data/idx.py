@@ -7,6 +7,7 @@ import math
 import struct
 import zlib
 from pathlib import Path
+from typing import IO
 
 import torch
 from torch import Tensor
@@ -14,6 +15,9 @@ from torch import Tensor
 from torchbayes.data.source import DataError, damaged
 
 __all__ = ["read_idx"]
+
+_PIECE = 1 << 20
+_DEFLATE = 1032  # the most that gzip can shrink anything
 
 
 def read_idx(path: Path) -> Tensor:
@@ -23,15 +27,15 @@ def read_idx(path: Path) -> Tensor:
         DataError: If the file is truncated, damaged or of another format.
     """
     try:
-        content = path.read_bytes()
-        data = bytearray(gzip.decompress(content) if path.suffix == ".gz" else content)
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            data = _read(file, path.stat().st_size)
     except (OSError, EOFError, zlib.error) as error:
         raise damaged(path, error) from error
     if len(data) < 4 or data[:2] != b"\0\0" or data[2] != 8:  # the type code of uint8
         raise DataError(
             f"{path} is not an IDX file of unsigned bytes: remove it and get the original"
         )
-    header = 4 + 4 * data[3]
+    header = _header(data)
     sizes = struct.unpack_from(f">{data[3]}I", data, 4) if len(data) >= header else (0,)
     if len(data) < header or len(data) - header != math.prod(sizes):
         raise DataError(
@@ -41,3 +45,24 @@ def read_idx(path: Path) -> Tensor:
     if math.prod(sizes) == 0:
         raise DataError(f"{path} has no examples: remove it and get the original")
     return torch.frombuffer(data, dtype=torch.uint8, offset=header).view(sizes)
+
+
+def _header(data: bytearray) -> int:
+    """Return the length of the header: four bytes, and four for each dimension."""
+    return 4 + 4 * data[3]
+
+
+def _read(file: IO[bytes] | gzip.GzipFile, stored: int) -> bytearray:
+    """Read what the header promises and one byte more, in pieces: a bomb goes off no further."""
+    data = bytearray(file.read(4))
+    if len(data) < 4:
+        return data
+    data += file.read(_header(data) - 4)
+    if len(data) < _header(data):
+        return data
+    sizes = struct.unpack_from(f">{data[3]}I", data, 4)
+    promised = min(math.prod(sizes), _DEFLATE * stored)
+    while promised >= 0 and (piece := file.read(min(_PIECE, promised + 1))):
+        data += piece
+        promised -= len(piece)
+    return data

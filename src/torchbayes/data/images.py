@@ -22,6 +22,8 @@ __all__ = ["read_image", "read_images"]
 
 Box = tuple[float, float, float, float]
 
+_MOST_PIXELS = 80_000_000  # below the number at which Pillow itself begins to warn
+
 
 def read_image(path: str | Path, shape: tuple[int, ...], *, random_crop: bool = False) -> Tensor:
     """Decode an image file into uint8 of shape (channels, height, width).
@@ -89,6 +91,10 @@ def _opened(path: str | Path) -> Iterator[Image]:
 
     try:
         with Image.open(path) as image:
+            if image.width * image.height > _MOST_PIXELS:
+                raise ValueError(
+                    f"{image.width} × {image.height} pixels are more than {_MOST_PIXELS:,}"
+                )
             yield image
     except FileNotFoundError:
         raise DataError(f"the image {path} does not exist: check the path") from None

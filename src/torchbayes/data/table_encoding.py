@@ -14,7 +14,6 @@ These are scikit-learn's `SimpleImputer(add_indicator=True)`, `StandardScaler` a
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -25,6 +24,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchbayes.core.errors import FileError
+from torchbayes.core.reading import read_json
 from torchbayes.core.storage import write_json
 from torchbayes.data.levels import check_levels
 from torchbayes.data.source import DataError
@@ -34,6 +35,7 @@ __all__ = ["CategoryColumn", "NumberColumn", "TableEncoding", "fit_columns", "la
 
 _FORMAT, _VERSION = "torchbayes-table", 1
 _MOST_LEVELS = 100
+_REMEDY = "run the command that started the run with --resume, which writes it anew"
 
 
 @dataclass(frozen=True)
@@ -219,8 +221,11 @@ class TableEncoding:
         Raises:
             DataError: If it is missing, damaged or of a newer version.
         """
+        path = Path(path)
+        if not path.exists():
+            raise DataError(f"there is no {path}, which says how the table was encoded: {_REMEDY}")
         try:
-            content: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
+            content: dict[str, Any] = read_json(path, _REMEDY)
             if content.pop("format") != _FORMAT:
                 raise ValueError("it is of another kind")
             version = content.pop("version")
@@ -232,14 +237,11 @@ class TableEncoding:
                     columns.append(kind(**{k: _tuple(v) for k, v in column.items()}))
                 rest = {key: _tuple(value) for key, value in content.items()}
                 return cls(columns=tuple(columns), **rest)
-        except FileNotFoundError:
+        except FileError as error:
+            raise DataError(str(error)) from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DataError(
-                f"there is no {path}, which says how the table was encoded: finish the run with the command "
-                "that started it and --resume"
-            ) from None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise DataError(
-                f"{path} is damaged or not an encoding of a table: train the run again"
+                f"{path} is damaged or not an encoding of a table: {_REMEDY}"
             ) from error
         raise DataError(f"{path} is of version {version}, newer than this torchbayes: upgrade it")
 

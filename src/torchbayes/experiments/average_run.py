@@ -15,13 +15,15 @@ from torchbayes.average import freeze, parallelizing, widening
 from torchbayes.average.freeze import take_draws
 from torchbayes.core.storage import write_json
 from torchbayes.data import make_loader
+from torchbayes.experiments.made_with import made_with
 from torchbayes.experiments.trained_run import TrainedRun
 from torchbayes.plots.diversity import random_weights, weight_correlations, weight_pair_figure
 from torchbayes.plots.figure import save_png
 from torchbayes.posterior import Gaussian, Generated, Point, Posterior, Samples
 from torchbayes.predict.batchnorm import recalibrate_each
+from torchbayes.train.run_folder import RunFolder
 
-__all__ = ["averaged"]
+__all__ = ["averaged", "averaged_with"]
 
 _BUILDERS = {"parallelizing": parallelizing, "widening": widening}
 _HOWS = ("branching", *_BUILDERS)
@@ -50,6 +52,7 @@ def averaged(
     posterior = trained.posterior()
     members = {Point: 1, Samples: len(posterior) if isinstance(posterior, Samples) else 0}
     most = members.get(type(posterior), max(counts))
+    made = averaged_with(trained.files, counts, seed)
     counts = [count for count in counts if count <= most]
     if not counts:
         raise ValueError(f"{run} has only {most} networks to average: ask for fewer times")
@@ -82,8 +85,13 @@ def averaged(
             result["rows"].append(_row(outputs, targets, 1) | {"times": count})
     if isinstance(posterior, Generated | Gaussian):
         result |= _shape(trained, posterior, generator)
-    write_json(run / f"average-{how}.json", result)
+    write_json(run / f"average-{how}.json", {**result, "made_with": made})
     return result
+
+
+def averaged_with(run: RunFolder, counts: Sequence[int], seed: int = 0) -> dict[str, Any]:
+    """Return what the scores of `averaged` with these arguments are made with."""
+    return made_with(run, counts=list(counts), seed=seed)
 
 
 def _branches(

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from torchbayes.core.storage import write_json
-from torchbayes.experiments.evaluation import finite
+from torchbayes.experiments.evaluation import finite, scored_with
 from torchbayes.experiments.positions import position_rows
 from torchbayes.experiments.trained_run import TrainedRun
 from torchbayes.metrics.scores import probability_scores
@@ -92,7 +92,9 @@ def calibrate(
             risks,
         )
     result = {"fitted_on": names[0], "scored_on": names[1], **table}
-    write_json(run.files.path / "calibration.json", result)
+    write_json(
+        run.files.path / "calibration.json", {**result, "made_with": scored_with(run, samples)}
+    )
     return result
 
 

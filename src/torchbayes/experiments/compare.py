@@ -13,8 +13,8 @@ A plan can be stopped and resumed: finished runs are kept, the interrupted one c
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
+import os
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,9 +29,10 @@ from torchbayes.core.storage import atomic_path, write_json
 from torchbayes.data import DataSet, OutOfDistribution, Split, ood_for
 from torchbayes.experiments.calibrate import calibrate
 from torchbayes.experiments.evaluation import evaluate
+from torchbayes.experiments.made_with import check_run, check_version, made_with, read_result
 from torchbayes.experiments.settings import Experiment
 from torchbayes.experiments.trained_run import TrainedRun
-from torchbayes.experiments.training import run_config, train_experiment
+from torchbayes.experiments.training import train_experiment
 from torchbayes.train.failures import TrainingError
 from torchbayes.train.progress import Progress
 from torchbayes.train.registry import METHODS
@@ -77,7 +78,7 @@ def rows_from(
         [('sampler', 'sgld', None), ('one', 'sgld', 'sampler')]
     """
     rows: dict[str, Row] = {}
-    for name, table in tables.items():
+    for name, table in _tables(tables, "rows").items():
         if "last_of" in table:
             whole = rows.get(table["last_of"])
             if whole is None or whole.last_of is not None or len(table) > 1:
@@ -98,6 +99,16 @@ def rows_from(
     return list(rows.values())
 
 
+def _tables(tables: Any, what: str) -> Mapping[str, Mapping[str, Any]]:
+    """Return a table of tables, or raise a `ValueError`."""
+    if not isinstance(tables, Mapping):
+        raise ValueError(f"{what} is {tables!r}: expected a table, such as [{what}.NAME]")
+    for name, table in tables.items():
+        if not isinstance(table, Mapping):
+            raise ValueError(f"{what}.{name} is {table!r}: expected a table of settings")
+    return tables
+
+
 def recipe_rows(settings: Mapping[str, Any]) -> tuple[Experiment, list[Row]]:
     """Return the shared settings and the rows of a recipe.
 
@@ -107,7 +118,8 @@ def recipe_rows(settings: Mapping[str, Any]) -> tuple[Experiment, list[Row]]:
     shared = {key: value for key, value in settings.items() if key not in ("methods", "rows")}
     one = {shared.get("method", Experiment.method): shared.get("options", {})}
     methods: Mapping[str, Any] = settings.get("methods", one)
-    lines = {name: {"method": name, "options": table} for name, table in methods.items()}
+    named = _tables(methods, "methods").items()
+    lines = {name: {"method": name, "options": table} for name, table in named}
     rows = rows_from(settings.get("rows", lines), shared, {}, {})
     first = rows[0].experiment.method
     base = Experiment.from_settings({**shared, "method": first, "options": {}}, "the recipe")
@@ -135,12 +147,25 @@ class Job:
 
     @property
     def scores(self) -> dict[str, Any] | None:
-        """Scores, or None until the run is finished and evaluated."""
-        file = self.folder / "scores.json"
-        if not file.exists():
+        """Scores, or None until the run is finished and evaluated with these settings."""
+        return self._result("scores.json", last=self.row.last_of is not None)
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether the run has been calibrated with these settings."""
+        return self._result("calibration.json", last=False) is not None
+
+    @property
+    def corrupted(self) -> bool:
+        """Whether the run has been scored on corrupted images with these settings."""
+        return self._result("corruptions.json", last=self.row.last_of is not None) is not None
+
+    def _result(self, name: str, *, last: bool) -> dict[str, Any] | None:
+        run = RunFolder(self.run_folder)
+        if not run.config_file.exists():
             return None
-        scores: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        return scores
+        made = made_with(run, samples=self.experiment.samples, last=last)
+        return read_result(self.folder / name, made)
 
 
 class Comparison:
@@ -168,6 +193,8 @@ class Comparison:
     ) -> None:
         self.base, self.out, self.data_dir, self.command = base, out, data_dir, command
         self.corruptions = corruptions
+        for row in rows:
+            _check_name(row.name)
         self.jobs = [
             Job(
                 row,
@@ -192,7 +219,14 @@ class Comparison:
             progress: Returns the progress display of the job with that number.
             finished: Called with the number of each finished job and its scores.
         """
-        RunFolder(self.out).prepare()
+        with RunFolder(self.out).locked():
+            self._run(progress, finished)
+
+    def _run(
+        self,
+        progress: Callable[[int], Progress],
+        finished: Callable[[int, dict[str, Any]], None],
+    ) -> None:
         # Loaded once: only which examples a run trains on depends on its seed.
         whole = self.base.load_whole(self.data_dir)
         self._check_finished(whole)
@@ -200,7 +234,7 @@ class Comparison:
         self._save_images(whole, ood)
         for number, job in enumerate(self.jobs):
             scores = job.scores
-            if scores is None or self._lacks_corruptions(job):
+            if scores is None or self._lacks(job, whole):
                 try:
                     if job.row.last_of is None:
                         self._train(job, whole, progress(number))
@@ -216,9 +250,9 @@ class Comparison:
         """Raise a `RunError` if an existing run has other settings, or another table, than its job."""
         for job in self.jobs:
             there = RunFolder(job.run_folder)
-            if there.config_file.exists() or job.scores is not None:
-                # A config.toml also holds other things than settings, such as the training-set size.
-                there.check_config({**there.read_config(), **run_config(job.experiment, whole)})
+            if there.config_file.exists() or (job.folder / "scores.json").exists():
+                check_run(there, job.experiment, whole)
+                check_version(there)
 
     def _train(self, job: Job, whole: DataSet, progress: Progress) -> None:
         data = job.experiment.split(whole)
@@ -227,15 +261,22 @@ class Comparison:
     def _score(self, job: Job, whole: DataSet, ood: OutOfDistribution) -> dict[str, Any]:
         data, last = job.experiment.split(whole), job.row.last_of is not None
         run = TrainedRun(job.run_folder, self.data_dir, experiment=job.experiment, data=data)
-        # A table is encoded by its training rows, so that inputs of another split would not fit.
-        inputs = ood if data.table is None else None
-        scores = evaluate(run, ood=inputs, last=last, corruptions=self.corruptions)
+        scores = job.scores
+        if scores is None or self._lacks_corruptions(job):
+            # A table is encoded by its training rows, so that inputs of another split would not fit.
+            inputs = ood if data.table is None else None
+            scores = evaluate(run, ood=inputs, last=last, corruptions=self.corruptions)
         if data.classes and not last:
             calibrate(run)
         return scores
 
+    def _lacks(self, job: Job, whole: DataSet) -> bool:
+        """Whether a kill came between the scores and what belongs to them."""
+        calibrates = bool(whole.classes) and job.row.last_of is None
+        return self._lacks_corruptions(job) or (calibrates and not job.calibrated)
+
     def _lacks_corruptions(self, job: Job) -> bool:
-        return self.corruptions and not (job.folder / "corruptions.json").exists()
+        return self.corruptions and not job.corrupted
 
     def _write(self, data: DataSet, ood: OutOfDistribution) -> None:
         methods: dict[str, Any] = {}
@@ -285,6 +326,15 @@ class Comparison:
                 test=data.test.inputs[:_SHOWN_IMAGES].numpy(),
                 ood=ood.inputs[:_SHOWN_IMAGES].numpy(),
             )
+
+
+def _check_name(name: str) -> None:
+    """Raise a `ValueError` if a row's name cannot be the name of a folder inside the comparison's."""
+    fine = name.isprintable() and name.strip() == name and 0 < len(os.fsencode(name)) <= 120
+    if not fine or name.startswith(".") or set(name) & set('/\\:*?"<>|'):
+        raise ValueError(
+            f"the row's name {name!r} cannot name a folder: use letters, digits, spaces, - and _"
+        )
 
 
 def _statistics(runs: list[dict[str, Any]]) -> dict[str, Any]:

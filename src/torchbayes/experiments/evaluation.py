@@ -9,24 +9,26 @@ scores.json         all other scores, and the cost of the run
 
 from __future__ import annotations
 
-import json
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchbayes import metrics
+from torchbayes.core.reading import read_json
 from torchbayes.core.storage import write_json
 from torchbayes.data import OutOfDistribution, noise_for, ood_for
 from torchbayes.data.transform import Normalise
 from torchbayes.experiments.cost import stored_numbers
+from torchbayes.experiments.made_with import made_with
 from torchbayes.experiments.robustness import corruption_scores
 from torchbayes.experiments.saved_predictions import Predictions, RegressionPredictions
 from torchbayes.experiments.trained_run import TrainedRun
 from torchbayes.predict.results import ClassPredictive, RegressionPredictive
 from torchbayes.predict.running import RunningCategorical, RunningPredictive
 
-__all__ = ["evaluate", "finite"]
+__all__ = ["evaluate", "finite", "scored_with"]
 
 _CORRUPTION_DRAWS = 16  # for 31 times the images: enough to compare methods, in half the time of 32
 
@@ -83,12 +85,21 @@ def evaluate(
         predictions.save(folder / "regression.npz")
     scores = {key: finite(value) for key, value in (predictions.scores() | extra).items()}
     scores |= _cost(run, last)
+    made = scored_with(run, samples, last=last)
     if corruptions:
         draws = min(_CORRUPTION_DRAWS, run.experiment.samples if samples is None else samples)
         damaged = corruption_scores(lambda batches: run.predict(batches, draws, last=last), data)
-        write_json(folder / "corruptions.json", damaged | {"draws": draws})
-    write_json(folder / "scores.json", scores)
+        write_json(folder / "corruptions.json", {**damaged, "draws": draws, "made_with": made})
+    write_json(folder / "scores.json", {**scores, "made_with": made})
     return scores
+
+
+def scored_with(
+    run: TrainedRun, samples: int | None = None, *, last: bool = False
+) -> dict[str, Any]:
+    """Return what the scores of `evaluate` with these arguments are made with."""
+    draws = run.experiment.samples if samples is None else samples
+    return made_with(run.files, samples=draws, last=last)
 
 
 def _standardised_scores(test: RegressionPredictive, targets: Tensor) -> dict[str, float]:
@@ -108,7 +119,9 @@ def _cost(run: TrainedRun, last: bool) -> dict[str, float | None]:
     cost["seconds_per_epoch"] = None if seconds is None else seconds / run.experiment.epochs
     cost["stored"] = float(stored_numbers(run.files.posterior_file))
     if file.exists():
-        cost["peak_memory"] = float(json.loads(file.read_text("utf-8"))["peak_memory"])
+        cost["peak_memory"] = float(
+            read_json(file, "evaluate needs it: train the run again")["peak_memory"]
+        )
     return cost
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from torchbayes.core.reading import read_toml
 from torchbayes.experiments.settings import SETTINGS, check_keys
-from torchbayes.train.run_folder import read_toml
 
 __all__ = ["find_recipe", "recipe_folder", "recipe_names", "recipe_settings"]
 
@@ -44,6 +44,9 @@ def recipe_settings(path: Path, *, cpu: bool = False) -> dict[str, Any]:
     table = read_toml(path)
     check_keys(table, [*SETTINGS, *_FOR_READERS, *_FOR_COMPARE, "cpu"], str(path))
     overrides = table.pop("cpu", {})
+    for name, part in (("cpu", overrides), ("continual", table.get("continual", {}))):
+        if not isinstance(part, dict):
+            raise ValueError(f"{path}: {name} is {part!r}, expected a table, [{name}]")
     check_keys(overrides, [*SETTINGS, *_FOR_COMPARE], f"{path}, [cpu]")
     if cpu:
         table = _merged(table, overrides)

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
 import statistics
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from torchbayes import metrics
-from torchbayes._version import __version__
+from torchbayes.core.reading import read_json
 from torchbayes.core.storage import write_text
+from torchbayes.experiments.provenance import provenance
 from torchbayes.experiments.saved_predictions import Predictions
 from torchbayes.train.run_folder import RunFolder
 
-__all__ = ["Bins", "Figure", "Record", "provenance", "read_records", "record_of"]
+__all__ = ["Bins", "Figure", "Record", "read_records", "record_of"]
 
 _CURVES = ("validation_nll", "validation_accuracy")
 _BINS = 8  # as in the ATMC paper's calibration plots
@@ -83,7 +79,8 @@ class Record:
         title: The recipe's title.
         size: `"cpu"` or `"full"`.
         command: The command that repeats it.
-        commit: The commit of the code, with a plus sign if files were changed; empty outside a checkout.
+        commit: The commit of the code, with a plus sign if files were changed; empty outside a checkout,
+            several if the runs were made in sessions with different code.
         versions: Versions of torchbayes, torch and Python.
         machine: Processor and number of cores.
         finished: When the last run finished, in UTC.
@@ -124,7 +121,7 @@ class Record:
     def load(cls, file: Path) -> Record:
         """Read a record."""
         try:
-            table = json.loads(file.read_text(encoding="utf-8"))
+            table = read_json(file, "write it again with torchbayes recipes run")
             rows = {
                 row: {
                     name: Figure(f["mean"], f["spread"], tuple(f["values"]))
@@ -142,7 +139,7 @@ class Record:
             }
             seeds = tuple(table.pop("seeds"))
             return cls(**table, seeds=seeds, rows=rows, curves=curves, calibration=calibration)
-        except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(
                 f"{file} is not a record of a recipe ({error}): write it again with torchbayes recipes run"
             ) from error
@@ -170,6 +167,7 @@ def record_of(
     curves: dict[str, dict[str, tuple[tuple[float, ...], ...]]] = {}
     calibration: dict[str, tuple[Bins, ...]] = {}
     seconds = 0.0
+    commits: set[str] = set()
     for row, summary in results["methods"].items():
         runs = [_with_error(run) for run in summary["runs"]]
         names = [k for k, v in runs[0].items() if isinstance(v, float) and k != "seed"]
@@ -180,18 +178,31 @@ def record_of(
         }
         seconds += sum(run.get("seconds") or 0.0 for run in runs)
         folders = [] if out is None else [out / run["folder"] for run in runs if "folder" in run]
+        commits |= set(map(_commit_of, folders))
         if found := _curves(folders):
             curves[row] = found
         files = [folder / "predictions.npz" for folder in folders]
         if files and all(file.is_file() for file in files):
             calibration[row] = tuple(Bins.of(Predictions.load(file)) for file in files)
     shared = {k: v for k, v in results["settings"].items() if k not in ("command", "seeds", "seed")}
+    about = provenance()
+    if any(commits):
+        # Runs of an earlier session may have been made by other code than this.
+        about["commit"] = " ".join(sorted(filter(None, commits)))
     return Record(
-        recipe, title, size, command, **provenance(), finished=results["created"],
+        recipe, title, size, command, **about, finished=results["created"],
         seconds=round(seconds, 1), seeds=tuple(results["settings"]["seeds"]), settings=shared,
         own={row: summary.get("settings", {}) for row, summary in results["methods"].items()},
         rows=rows, curves=curves, calibration=calibration,
     )  # fmt: skip
+
+
+def _commit_of(folder: Path) -> str:
+    """Return the commit that made the run of these scores; those of a last sample are in a subfolder."""
+    for run in (RunFolder(folder), RunFolder(folder.parent)):
+        if run.config_file.exists():
+            return str(run.read_config().get("commit", ""))
+    return ""
 
 
 def _curves(folders: Sequence[Path]) -> dict[str, tuple[tuple[float, ...], ...]]:
@@ -204,19 +215,6 @@ def _curves(folders: Sequence[Path]) -> dict[str, tuple[tuple[float, ...], ...]]
     return found
 
 
-def provenance() -> dict[str, Any]:
-    """Say what a figure was measured with: `commit`, `versions` and `machine`."""
-    return {
-        "commit": _commit(),
-        "versions": {
-            "torchbayes": __version__,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-        },
-        "machine": {"processor": _processor(), "cores": os.cpu_count()},
-    }
-
-
 def _with_error(run: Mapping[str, Any]) -> dict[str, Any]:
     """Add the error, which papers report as often as the accuracy."""
     accuracy = run.get("accuracy")
@@ -227,31 +225,3 @@ def read_records(folder: Path) -> dict[str, Record]:
     """Read all records below a folder, by recipe."""
     records = (Record.load(file) for file in sorted(folder.glob("*/*.json")))
     return {record.recipe: record for record in records}
-
-
-def _commit() -> str:
-    """Look up the checkout's commit; an installed package has none."""
-    here = Path(__file__).resolve().parents[1]
-
-    def git(*arguments: str) -> str:
-        done = subprocess.run(
-            ["git", *arguments], cwd=here, capture_output=True, text=True, check=False
-        )
-        return done.stdout.strip() if done.returncode == 0 else ""
-
-    try:
-        commit = git("rev-parse", "--short=12", "HEAD")
-        changed = git("status", "--porcelain", "--untracked-files=no", "--", str(here))
-    except OSError:  # no git
-        return ""
-    return f"{commit}+" if commit and changed else commit
-
-
-def _processor() -> str:
-    """Look up the processor's name, where the system has it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()

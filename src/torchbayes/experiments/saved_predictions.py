@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +11,8 @@ import torch
 from torch import Tensor
 
 from torchbayes import metrics
+from torchbayes.core.errors import FileError
+from torchbayes.core.reading import read_npz
 from torchbayes.core.storage import atomic_path
 from torchbayes.experiments.positions import position_rows
 from torchbayes.predict.results import ClassPredictive, RegressionPredictive, like_predictions
@@ -36,13 +36,12 @@ class _Archive:
     def load(cls, path: str | Path) -> Self:
         """Read an archive written by `save`; never unpickles."""
         try:
-            with Path(path).open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-                arrays = {name: file[name] for name in file.files}
+            arrays = read_npz(Path(path), "run `torchbayes evaluate`")
             # Only whole numbers are saved without dimensions.
             return cls(**{k: torch.from_numpy(v) if v.ndim else int(v) for k, v in arrays.items()})
-        except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-            raise ValueError(
-                f"{path} is not a file of predictions: run `torchbayes evaluate`"
+        except (ValueError, TypeError) as error:
+            raise FileError(
+                f"{path} is not a file of predictions ({error}): run `torchbayes evaluate`"
             ) from error
 
 

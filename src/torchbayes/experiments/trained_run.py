@@ -79,10 +79,10 @@ class TrainedRun:
         """Return the likelihood, with the noise level that was learned in training."""
         likelihood = self.experiment.likelihood(self.data)
         if isinstance(likelihood, GaussianNoise) and likelihood.learned:
-            state = self.files.read_checkpoint()
+            state = self.files.checkpoint.read_newest()
             if state is None:
                 raise RunError(
-                    f"{self.files.checkpoint_file} is missing, which holds the learned noise level: train "
+                    f"{self.files.checkpoint.newest} is missing, which holds the learned noise level: train "
                     "the run again"
                 )
             likelihood.load_state_dict(state["likelihood"])

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import logging
 import math
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
 from torchbayes.core import distributed
-from torchbayes.core.storage import write_text
+from torchbayes.core.errors import FileError
+from torchbayes.core.reading import read_json
+from torchbayes.core.storage import write_json
 from torchbayes.data import DataSet, make_loader
 from torchbayes.experiments.cost import peak_memory
+from torchbayes.experiments.made_with import check_run, run_config
 from torchbayes.experiments.options import translated
+from torchbayes.experiments.provenance import commit
 from torchbayes.experiments.settings import Experiment
 from torchbayes.optim.sgld import SGLD
 from torchbayes.train.fit import Run, fit
@@ -26,10 +29,11 @@ from torchbayes.train.registry import find_method
 from torchbayes.train.run_folder import RunFolder
 from torchbayes.train.tracking import Logger
 
-__all__ = ["run_config", "train_experiment"]
+__all__ = ["train_experiment"]
 
 _WORTH_THREADS = 5_000_000  # weights × examples per update: LeNet-5 at batch 128 has 8 million
 _warm: set[str] = set()
+_LOG = logging.getLogger("torchbayes")
 
 
 def train_experiment(
@@ -53,6 +57,9 @@ def train_experiment(
         progress: Whether to show a progress bar, or a custom display.
         logger: Receives per-epoch metrics and the posterior's path.
     """
+    there = RunFolder(folder)
+    if resume and there.config_file.exists():
+        check_run(there, experiment, data)
     make = experiment.model_factory(data)
     device = "cuda" if torch.cuda.is_available() else None
     with distributed.process_group():
@@ -73,7 +80,8 @@ def train_experiment(
                     schedule=experiment.schedule, clip_norm=experiment.clip_norm or None,
                     amp=experiment.amp or None, accumulate=experiment.accumulate,
                     seed=experiment.seed, device=device, folder=folder, resume=resume,
-                    checkpoint_seconds=checkpoint_seconds, config=run_config(experiment, data),
+                    checkpoint_seconds=checkpoint_seconds,
+                    config={**run_config(experiment, data), "commit": commit() or None},
                     progress=progress, logger=logger, **translated(experiment.options, len(loader)),
                 )  # fmt: skip
         if distributed.rank() == 0 and peak.bytes is not None:
@@ -81,12 +89,6 @@ def train_experiment(
         if distributed.rank() == 0 and data.encoding is not None:
             data.encoding.save(RunFolder(folder).table_file)
         return run
-
-
-def run_config(experiment: Experiment, data: DataSet) -> dict[str, Any]:
-    """Return what config.toml holds: a table that has changed since is then no longer resumed."""
-    settings = experiment.settings()
-    return settings if data.encoding is None else settings | {"table_sha256": data.encoding.sha256}
 
 
 @contextlib.contextmanager
@@ -137,5 +139,10 @@ def _warm_up(
 def _note_peak(folder: Path, peak: int) -> None:
     """Record the largest peak over all sessions of a run."""
     file = folder / "cost.json"
-    before = json.loads(file.read_text(encoding="utf-8"))["peak_memory"] if file.exists() else 0
-    write_text(file, json.dumps({"peak_memory": max(peak, before)}) + "\n")
+    before = 0
+    if file.exists():
+        try:
+            before = int(read_json(file, "only this session's peak is known")["peak_memory"])
+        except (FileError, KeyError, TypeError) as error:
+            _LOG.warning("%s", error)
+    write_json(file, {"peak_memory": max(peak, before)})

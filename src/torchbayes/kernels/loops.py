@@ -27,6 +27,8 @@ from numba import types
 from numba.extending import intrinsic
 from numba.np.numpy_support import carray
 
+from torchbayes.kernels.cache import keep_compiled
+
 __all__ = ["CHUNK", "LOOPS", "Loop"]
 
 Column = Any
@@ -59,10 +61,12 @@ def _compiled(
         return cast(Callable[[_Function], _Function], numba.njit(inline="always", **options))
 
     def compiled(function: _Function) -> _Function:
-        try:
-            return cast(_Function, numba.njit(signature, cache=True, **options)(function))
-        except RuntimeError:  # there is no folder to cache it in
-            return cast(_Function, numba.njit(signature, **options)(function))
+        made = numba.njit(**options)(function)
+        if made is not function:  # with NUMBA_DISABLE_JIT it is
+            keep_compiled(made)
+            made.compile(signature)
+            made.disable_compile()
+        return cast(_Function, made)
 
     return compiled
 

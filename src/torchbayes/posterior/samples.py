@@ -12,7 +12,16 @@ from torch import nn
 
 from torchbayes.core.names import named_weights, unwrapped
 from torchbayes.core.parameters import Params, selected
-from torchbayes.core.storage import PosteriorFileError, atomic_path, read_tensors, write_tensors
+from torchbayes.core.reading import read_json
+from torchbayes.core.storage import (
+    PosteriorFileError,
+    atomic_path,
+    read_header,
+    read_tensors,
+    remove_strays,
+    write_json,
+    write_tensors,
+)
 from torchbayes.posterior.partial import digest_of_rest, held_names
 from torchbayes.posterior.point import Point
 from torchbayes.posterior.posterior import Posterior, Weights, copied, lent, snapshot
@@ -20,6 +29,31 @@ from torchbayes.posterior.posterior import Posterior, Weights, copied, lent, sna
 __all__ = ["Samples"]
 
 _DRAW_FILES = "draw-[0-9]*.safetensors"
+_MANIFEST = "bank.json"
+_ENTRY = ("number", "chain", "crc32")
+_REMEDY = "copy the whole folder again"
+
+
+_Entry = dict[str, Any]
+"""Number, chain and checksum of a draw."""
+
+
+def _name(number: int) -> str:
+    return f"draw-{number:06d}.safetensors"
+
+
+def _checked(manifest: Path) -> dict[str, Any]:
+    """Read a manifest and check its form."""
+    try:
+        contents = read_json(manifest, _REMEDY)
+        numbers = [contents["next"], *(e[k] for e in contents["draws"] for k in _ENTRY)]
+        fine = all(type(n) is int and n >= 0 for n in numbers)
+        if not fine or any(set(e) != set(_ENTRY) for e in contents["draws"]):
+            raise ValueError("its entries are not those of draws")
+    except (ValueError, KeyError, TypeError) as error:
+        raise PosteriorFileError(f"{manifest} is damaged ({error}): {_REMEDY}") from error
+    result: dict[str, Any] = contents
+    return result
 
 
 class Samples(Posterior):
@@ -31,7 +65,8 @@ class Samples(Posterior):
             gradient if None. The others are not copied, and must not change from one snapshot to the next:
             `rest` is their digest.
         folder: Keep the snapshots as files in this folder and read them one at a time, for banks that
-            do not fit in memory. A folder that already has snapshots is continued.
+            do not fit in memory. A folder that already has snapshots is continued. Its bank.json lists
+            them: a file that is not in it is no snapshot.
         rest: For snapshots that are passed to `append`: `digest_of_rest` of their model, if they hold some
             of its weights only.
 
@@ -65,18 +100,13 @@ class Samples(Posterior):
         self.model_name = "" if model is None else type(unwrapped(model)).__name__
         self._count = 0
         self._first_shapes: dict[str, tuple[int, ...]] | None = None
+        self._entries: list[_Entry] = []
+        self._next = 0
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
-            found = {path.name for path in self.folder.glob(_DRAW_FILES)}
-            while self._file(self._count).name in found:
-                self._count += 1
-            if self._count != len(found):
-                raise PosteriorFileError(
-                    f"{self.folder} has {len(found)} draws but no {self._file(self._count).name}: copy the "
-                    "whole folder again, or remove the draws after the gap"
-                )
+            self._read_manifest()
             if self._count:
-                header = read_tensors(self._file(0))[0]
+                header = self._read(0)[0]
                 self.model_name = header["model"]
                 self.rest = str(header["settings"].get("rest", ""))
 
@@ -98,9 +128,76 @@ class Samples(Posterior):
             samples.model_name = type(network).__name__
         return samples
 
+    def _read_manifest(self) -> None:
+        assert self.folder is not None
+        file = self.folder / _MANIFEST
+        if file.exists():
+            self._take(_checked(file))
+            return
+        # A bank from before there were manifests: its draws are numbered without a gap.
+        found = {path.name for path in self.folder.glob(_DRAW_FILES)}
+        while _name(self._count) in found:
+            header = read_header(self.folder / _name(self._count)) or {}
+            settings = header.get("settings")
+            chain = settings.get("chain", 0) if isinstance(settings, dict) else 0
+            self._entries.append(
+                {"number": self._count, "chain": chain, "crc32": header.get("crc32")}
+            )
+            self._count += 1
+        self._next = self._count
+        if self._count != len(found):
+            raise PosteriorFileError(
+                f"{self.folder} has {len(found)} draws but no {_name(self._count)}: copy the "
+                "whole folder again, or remove the draws after the gap"
+            )
+
     def _file(self, index: int) -> Path:
         assert self.folder is not None
-        return self.folder / f"draw-{index:06d}.safetensors"
+        return self.folder / _name(self._entries[index]["number"])
+
+    def contents(self) -> dict[str, Any]:
+        """Return what bank.json holds: the list of the snapshots, and the number of the next one."""
+        return {"next": self._next, "draws": [dict(entry) for entry in self._entries]}
+
+    def restore(self, contents: Mapping[str, Any]) -> None:
+        """Return a bank in a folder to an earlier list of snapshots, so that a resumed run can add its own.
+
+        Args:
+            contents: Result of `contents`.
+
+        Raises:
+            PosteriorFileError: If a file of a snapshot is missing.
+        """
+        before = self.contents()
+        self._take(contents)
+        if self.contents() != before:
+            self._write_manifest()
+
+    def _take(self, contents: Mapping[str, Any]) -> None:
+        assert self.folder is not None
+        entries = [dict(entry) for entry in contents["draws"]]
+        there = {path.name for path in self.folder.glob(_DRAW_FILES)}
+        missing = next((e["number"] for e in entries if _name(e["number"]) not in there), None)
+        if missing is not None:
+            raise PosteriorFileError(
+                f"{self.folder} should have {len(entries)} draws but has no {_name(missing)}: {_REMEDY}"
+            )
+        self._entries, self._next, self._count = entries, int(contents["next"]), len(entries)
+        self._first_shapes = None
+
+    def _write_manifest(self) -> None:
+        assert self.folder is not None
+        write_json(self.folder / _MANIFEST, self.contents())
+
+    def tidy(self) -> None:
+        """Remove files that are in the folder but not in the bank: what a kill or a broken chain left."""
+        if self.folder is None:
+            return
+        remove_strays(self.folder)
+        own = {_name(entry["number"]) for entry in self._entries}
+        for file in self.folder.glob(_DRAW_FILES):
+            if file.name not in own:
+                file.unlink(missing_ok=True)
 
     def append(self, weights: Weights | None = None, *, chain: int = 0) -> None:
         """Add a snapshot of the model, or the given weights, under the number of its chain."""
@@ -113,11 +210,16 @@ class Samples(Posterior):
             self._memory.append(copied(weights))
             self._memory_chains.append(chain)
         else:
+            if not (self.folder / _MANIFEST).exists():
+                self._write_manifest()  # without one, the file alone would count
             named = {f"mean/{name}": tensor for name, tensor in weights.items()}
-            write_tensors(
-                self._file(self._count), named, kind=Point.kind, model_name=self.model_name,
+            crc = write_tensors(
+                self.folder / _name(self._next), named, kind=Point.kind, model_name=self.model_name,
                 settings={"chain": chain} | ({"rest": self.rest} if self.rest else {}),
             )  # fmt: skip
+            self._entries.append({"number": self._next, "chain": chain, "crc32": crc})
+            self._next += 1
+            self._write_manifest()
         self._count += 1
 
     def current(self) -> Weights:
@@ -168,19 +270,40 @@ class Samples(Posterior):
         if self.folder is None:
             del self._memory[count:], self._memory_chains[count:]
         else:
-            for index in reversed(range(count, self._count)):
-                self._file(index).unlink()
+            dropped = [self._file(index) for index in range(count, self._count)]
+            del self._entries[count:]
+            self._next = max((entry["number"] for entry in self._entries), default=-1) + 1
+            self._write_manifest()
+            for file in dropped:
+                file.unlink(missing_ok=True)
         self._count = count
         if count == 0:
             self._first_shapes = None
+
+    def drop_chain(self, chain: int) -> int:
+        """Leave out the snapshots of a chain and return how many there were.
+
+        In a folder their files stay until `tidy`: a checkpoint may still count them.
+        """
+        keep = [index for index, own in enumerate(self.chains) if own != chain]
+        dropped = self._count - len(keep)
+        if self.folder is None:
+            self._memory = [self._memory[index] for index in keep]
+            self._memory_chains = [self._memory_chains[index] for index in keep]
+        elif dropped:
+            self._entries = [self._entries[index] for index in keep]
+            self._write_manifest()
+        self._count = len(keep)
+        if not keep:
+            self._first_shapes = None
+        return dropped
 
     @property
     def chains(self) -> list[int]:
         """The chain number of each snapshot."""
         if self.folder is None:
             return list(self._memory_chains)
-        headers = (read_tensors(self._file(index))[0] for index in range(self._count))
-        return [int(header["settings"].get("chain", 0)) for header in headers]
+        return [int(entry["chain"]) for entry in self._entries]
 
     def __len__(self) -> int:
         return self._count
@@ -191,9 +314,18 @@ class Samples(Posterior):
         index %= self._count
         if self.folder is None:
             return copied(self._memory[index])
-        _, tensors = read_tensors(self._file(index))
+        _, tensors = self._read(index)
         # Copies: the tensors are mapped from the file and would change if it were rewritten.
         return copied({name.removeprefix("mean/"): tensor for name, tensor in tensors.items()})
+
+    def _read(self, index: int) -> tuple[dict[str, Any], Weights]:
+        """Read the file of a snapshot and check that it is the one that the manifest lists."""
+        header, tensors = read_tensors(self._file(index))
+        if header["crc32"] != self._entries[index]["crc32"]:
+            raise PosteriorFileError(
+                f"{self._file(index)} is another draw than the one that bank.json lists: {_REMEDY}"
+            )
+        return header, tensors
 
     def __iter__(self) -> Iterator[Weights]:
         return (self[index] for index in range(self._count))
@@ -268,13 +400,16 @@ class Samples(Posterior):
         if self.folder is None:
             super().save(path)
         elif path.resolve() != self.folder.resolve():
+            # The manifest first without and last with the draws: an interrupted copy is an empty bank.
+            write_json(path / _MANIFEST, {"next": 0, "draws": []})
+            remove_strays(path)
             for old in sorted(path.glob(_DRAW_FILES)):
                 old.unlink()
-            # The first draw last: an interrupted copy has a gap, which a reader detects.
-            for index in reversed(range(self._count)):
+            for index in range(self._count):
                 source = self._file(index)
                 with atomic_path(path / source.name) as temporary:
                     shutil.copyfile(source, temporary)
+            write_json(path / _MANIFEST, self.contents())
 
     def _file_tensors(self) -> Mapping[str, Weights]:
         return {f"{index:06d}": weights for index, weights in enumerate(self._memory)}

@@ -8,12 +8,12 @@ those are described here.
 from __future__ import annotations
 
 import base64
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchbayes.core.storage import atomic_path, write_text
+from torchbayes.core.reading import read_json
+from torchbayes.core.storage import atomic_path, write_json
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -78,7 +78,7 @@ def save_picture(
     with atomic_path(path) as temporary:
         figure.savefig(temporary, format="png")
     words = {"title": title, "caption": caption, "alt": alt}
-    write_text(path.with_suffix(".json"), json.dumps(words, indent=2) + "\n")
+    write_json(path.with_suffix(".json"), words)
     return path
 
 
@@ -108,7 +108,7 @@ def read_pictures(run: Path, problems: list[str]) -> tuple[Picture, ...]:
 
 def _words(file: Path) -> dict[str, str]:
     try:
-        words = json.loads(file.read_text(encoding="utf-8"))
+        words = read_json(file, "the picture has no words")
         return {key: value for key, value in words.items() if isinstance(value, str)}
-    except (OSError, ValueError, AttributeError):
+    except (ValueError, AttributeError):
         return {}

@@ -9,13 +9,13 @@ pictures/           pictures with captions                                     (
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torchbayes.core.reading import read_json
 from torchbayes.report.attach import Picture, read_pictures
 
 __all__ = ["Calibration", "Extras", "finite_numbers", "read_extras"]
@@ -83,8 +83,8 @@ def read_extras(run: Path, problems: list[str]) -> Extras:
         if not file.is_file():
             return default
         try:
-            return make(json.loads(file.read_text(encoding="utf-8")))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return make(read_json(file, "it is not shown"))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             problems.append(f"{file} is damaged and not shown.")
             return default
 

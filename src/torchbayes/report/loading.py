@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import zipfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 
 from torchbayes import metrics
+from torchbayes.core.errors import FileError
+from torchbayes.core.reading import read_json, read_npz
 from torchbayes.experiments.saved_predictions import Predictions, RegressionPredictions
 from torchbayes.report.extras import finite_numbers, read_extras
 from torchbayes.report.results import Images, MethodResult, Results, Row, RunResult
@@ -72,7 +70,7 @@ def _one_run(folder: Path) -> dict[str, Any] | None:
     if (folder / "results.json").exists() or not (folder / "scores.json").exists():
         return None
     try:
-        scores = json.loads((folder / "scores.json").read_text(encoding="utf-8"))
+        scores = read_json(folder / "scores.json", "run `torchbayes evaluate` again")
         config = RunFolder(folder).read_config()
         row = {**scores, "runs": [{"seed": config.get("seed"), "folder": ".", **scores}]}
     except (OSError, ValueError, TypeError) as error:
@@ -87,14 +85,12 @@ def _one_run(folder: Path) -> dict[str, Any] | None:
 
 def _read_table(path: Path) -> dict[str, Any]:
     try:
-        table = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ValueError(
+        table = read_json(path, "run `torchbayes compare` again")
+    except FileError as error:
+        if path.exists():
+            raise
+        raise FileError(
             f"there is no {path}: give a folder that `torchbayes compare` wrote"
-        ) from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(
-            f"{path} cannot be read as JSON ({error}): run `torchbayes compare` again"
         ) from error
     if not isinstance(table, dict) or not isinstance(table.get("methods"), dict):
         raise ValueError(
@@ -120,11 +116,11 @@ def _method(
             continue
         number = run.pop("seed", None)
         # A run of an older version, or one written by hand, may name no folder: it has no files.
-        place = folder / (_get(run, "folder", str) or "no-folder")
+        place = _inside(folder, _get(run, "folder", str) or "no-folder", problems)
         result = RunResult(
             number if isinstance(number, int) else None,
             _scores(run),
-            _history(place / "metrics.jsonl"),
+            _history(place, problems),
             read_extras(place, problems),
         )
         runs.append(result)
@@ -152,12 +148,7 @@ def _method(
 
 def _predictions(file: Path) -> Predictions:
     """Load predictions; raise `ValueError` if they cannot be plotted."""
-    if not zipfile.is_zipfile(file):
-        raise ValueError(f"{file} is cut short or damaged")
-    try:
-        predictions = Predictions.load(file)
-    except (zipfile.BadZipFile, zlib.error) as error:
-        raise ValueError(f"{file} is damaged") from error
+    predictions = Predictions.load(file)
     parts = [(predictions.probs, predictions.aleatoric, predictions.targets)]
     if predictions.ood_probs is not None and predictions.ood_aleatoric is not None:
         nothing = torch.zeros(len(predictions.ood_probs), dtype=torch.int64)
@@ -186,30 +177,42 @@ def _images(file: Path, problems: list[str]) -> Images | None:
     if not file.is_file():
         return None
     try:
-        with file.open("rb") as opened, np.load(opened, allow_pickle=False) as archive:
-            test = archive["test"]
-            ood = archive["ood"] if "ood" in archive.files else None
+        archive = read_npz(file, "run `torchbayes compare` again")
+        test, ood = archive["test"], archive.get("ood")
         for pictures in (test, ood):
             if pictures is not None and (pictures.ndim != 4 or pictures.dtype.kind not in "uif"):
                 raise ValueError("expected numbers of shape (examples, channels, height, width)")
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except (ValueError, KeyError) as error:
         problems.append(f"Pictures are not shown: {file} cannot be used ({error}).")
         return None
     return Images(test, ood)
 
 
-def _history(file: Path) -> tuple[Row, ...]:
-    """Read the complete lines of a metrics.jsonl; a kill may have cut the last one short."""
-    rows: list[Row] = []
-    text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
-    for line in text.splitlines():
-        try:
-            row = json.loads(line)
-        except ValueError:
-            break
-        if isinstance(row, dict):
-            rows.append(finite_numbers(row))
-    return tuple(rows)
+def _inside(folder: Path, name: str, problems: list[str]) -> Path:
+    """Return the folder of a run, unless it or a file in it is outside of the comparison's folder.
+
+    A page may be passed on: it must not show what a results.json of unknown origin points at.
+    """
+    whole, place = folder.resolve(), folder / name
+    try:
+        parts = [place, place / "pictures", *place.glob("*"), *place.glob("pictures/*")]
+        outside = next((p for p in parts if not p.resolve().is_relative_to(whole)), None)
+    except (OSError, ValueError):  # a name that no file can have
+        outside = place
+    if outside is None:
+        return place
+    problems.append(f"The files of {name!r} are not shown: {outside} leads out of {folder}.")
+    return folder / "no-folder"
+
+
+def _history(run: Path, problems: list[str]) -> tuple[Row, ...]:
+    """Read a metrics.jsonl; a kill may have cut the last line short."""
+    try:
+        rows = RunFolder(run).read_metrics()
+    except FileError as error:
+        problems.append(f"The course of training is not shown: {error}.")
+        return ()
+    return tuple(map(finite_numbers, rows))
 
 
 def _scores(table: Mapping[str, Any]) -> dict[str, float | None]:

@@ -268,14 +268,11 @@ class SamplerMethod(Method):
     def _discard_chain(self, chain: int, why: str) -> None:
         """Leave out a chain that has broken down: its earlier samples are not to be trusted."""
         number = self._number(chain)
-        kept = [(w, c) for w, c in zip(self.bank, self.bank.chains, strict=True) if c != number]
+        dropped = self.bank.drop_chain(number)
         _LOG.warning(
             "chain %d broke down after %d updates; it is left out with its %d samples, others continue: %s",
-            number, self.updates, len(self.bank) - len(kept), why,
+            number, self.updates, dropped, why,
         )  # fmt: skip
-        self.bank.truncate(0)
-        for weights, own in kept:
-            self.bank.append(weights, chain=own)
 
     def end_epoch(self, epoch: int, batches: Iterable[Any]) -> None:
         """Give the network the weights of the first chain, to be scored after the epoch."""
@@ -291,6 +288,8 @@ class SamplerMethod(Method):
 
     def posterior(self) -> Samples:
         """Return the snapshots of all chains, of all processes at the end; the current weights if none."""
+        if self.finished:
+            self.bank.tidy()
         if self.plan.world_size > 1 and self.finished:
             return self._pooled()
         if len(self.bank) > 0:
@@ -325,8 +324,8 @@ class SamplerMethod(Method):
         return pooled if len(pooled) > 0 else self.bank
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the chain and the snapshots so far, or their number if they are on disk."""
-        kept = len(self.bank) if self.bank.folder is not None else list(self.bank)
+        """Return the chain and the snapshots so far, or the list of them if they are on disk."""
+        kept = self.bank.contents() if self.bank.folder is not None else list(self.bank)
         state = super().state_dict() | {
             "chain": self.chain,
             "updates": self.updates,
@@ -349,7 +348,7 @@ class SamplerMethod(Method):
             self.stack.model.load_state_dict(state["stack"])
             self.stack.alive = state["alive"].to(self.stack.alive.device)
         if self.bank.folder is not None:
-            self.bank.truncate(state["samples"])
+            self.bank.restore(state["samples"])
             return
         self.bank.truncate(0)
         for weights, chain in zip(state["samples"], state["chains"], strict=True):

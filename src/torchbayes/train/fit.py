@@ -251,24 +251,26 @@ def fit(
             resting=resting,
             logger=logger,
         )
-        if folder is not None:
-            training.open(folder, settings, resume)
-        shown = _progress(progress, rank)
-        said = None if start is None else str(start)
-        if start is None and method_class.starts_apart and isinstance(model, nn.Module):
-            said = "starts from new random weights, not those of the given network: to keep them, pass init"
-        if said is not None:
-            _LOG.info("%s %s", method, said)
-            shown.note(f"{method} {said}")
-        training.run(shown)
-        posterior = training.method.posterior()
-        if training.folder is not None and rank == 0:
-            if posterior.rest:
-                training.folder.write_rest(made, posterior)
-            posterior.save(training.folder.posterior_file)
-            if logger is not None:
-                logger.artifact(training.folder.posterior_file)
-        distributed.barrier()
+        with training.opened(folder, settings, resume):
+            shown = _progress(progress, rank)
+            said = None if start is None else str(start)
+            if start is None and method_class.starts_apart and isinstance(model, nn.Module):
+                said = (
+                    "starts from new random weights, not those of the given network: to keep them, pass "
+                    "init"
+                )
+            if said is not None:
+                _LOG.info("%s %s", method, said)
+                shown.note(f"{method} {said}")
+            training.run(shown)
+            posterior = training.method.posterior()
+            if training.folder is not None and rank == 0:
+                if posterior.rest:
+                    training.folder.write_rest(made, posterior)
+                posterior.save(training.folder.posterior_file)
+                if logger is not None:
+                    logger.artifact(training.folder.posterior_file)
+            distributed.barrier()
     return Run(made, posterior, training.history, noise, method, training.seconds, output)
 
 

@@ -1,4 +1,4 @@
-"""Turn Ctrl-C and SIGTERM into stop requests, so that a run can save itself first."""
+"""Turn Ctrl-C, SIGTERM and SIGHUP into stop requests, so that a run can save itself first."""
 
 from __future__ import annotations
 
@@ -22,12 +22,17 @@ class StopRequest:
 
 @contextlib.contextmanager
 def stop_requests() -> Iterator[StopRequest]:
-    """Turn Ctrl-C and SIGTERM into a request to stop after the step; a second one stops at once."""
+    """Turn Ctrl-C, SIGTERM and SIGHUP into a request to stop after the step; a second one stops at once.
+
+    A signal that is ignored, as SIGHUP is under nohup, stays ignored.
+    """
     stop = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
-    before = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
+    names = ("SIGINT", "SIGTERM", "SIGHUP")  # Windows has no SIGHUP
+    known = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    before = {s: signal.getsignal(s) for s in known if signal.getsignal(s) != signal.SIG_IGN}
 
     def note(number: int, _frame: FrameType | None) -> None:
         if stop.requested:

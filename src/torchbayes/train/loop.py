@@ -10,6 +10,7 @@ import signal
 import time
 import warnings
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from torchbayes.core.batch import (
     split_batch,
     suited,
 )
+from torchbayes.core.errors import PosteriorFileError
 from torchbayes.core.outputs import output_tensor
 from torchbayes.data.order import EpochLoader
 from torchbayes.train.data import device_of
@@ -34,10 +36,17 @@ from torchbayes.train.failures import TrainingError, first_nonfinite_layer, firs
 from torchbayes.train.interrupt import StopRequest, stop_requests
 from torchbayes.train.method import Method
 from torchbayes.train.progress import Progress
-from torchbayes.train.run_folder import CHECKPOINT_VERSION, RunError, RunFolder
+from torchbayes.train.run_folder import RunError, RunFolder
+from torchbayes.train.schedule import Schedule
 from torchbayes.train.tracking import Logger
 
 __all__ = ["Training"]
+
+# What settings were before they existed; see `RunFolder.check_config`.
+_BEFORE: dict[str, Any] = {
+    **Schedule().settings(), "clip_norm": None, "amp": None, "accumulate": 1, "options": {},
+    "output": None, "params": None, "init_checksum": None, "reset_weights": None,
+}  # fmt: skip
 
 
 @dataclass
@@ -68,32 +77,75 @@ class Training:
         self.noise_optimizer = torch.optim.Adam(own, lr=1e-2) if own else None
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.amp is torch.float16)
         self._saved_at = time.monotonic()
+        self._fresh = False
 
-    def open(self, path: str | Path, settings: dict[str, Any], resume: bool) -> None:
-        """Begin a run folder, or continue the run that is in it."""
-        rank = distributed.rank() if self.method.one_per_rank else 0
-        self.folder = RunFolder(path, rank)
-        self.folder.prepare()
-        distributed.barrier()
-        state = self.folder.read_checkpoint()
-        started = self.folder.config_file.exists()
-        distributed.barrier()
-        if started and not resume and (state is not None or self.folder.posterior_file.exists()):
-            raise RunError(
-                f"{path} already holds a run: resume it (resume=True, --resume) or choose another folder"
-            )
-        if started and resume:
-            self.folder.check_config(settings)
-        elif distributed.rank() == 0:
-            self.folder.write_config(settings)
-            self.folder.keep_metrics([])
-        if resume and state is not None:
-            self._restore(state)
-            if self.loader.doubt is not None:
-                warnings.warn(
-                    f"the resumed run may differ from one that was never stopped: {self.loader.doubt}",
-                    stacklevel=3,
+    @contextmanager
+    def opened(
+        self, path: str | Path | None, settings: dict[str, Any], resume: bool
+    ) -> Iterator[None]:
+        """Begin a run folder, or continue the run that is in it; others are kept out meanwhile.
+
+        Args:
+            path: The folder; with None nothing is written.
+            settings: What config.toml holds.
+            resume: Whether to continue.
+        """
+        if path is None:
+            yield
+            return
+        own_files = self.method.one_per_rank or distributed.rank() == 0
+        folder = RunFolder(path, distributed.rank() if self.method.one_per_rank else 0)
+        with self._locked(folder):
+            if own_files:
+                folder.checkpoint.settle()
+            distributed.barrier()
+            state = folder.checkpoint.read()
+            started = folder.config_file.exists()
+            distributed.barrier()
+            if started and not resume and (state is not None or folder.posterior_file.exists()):
+                raise RunError(
+                    f"{path} already holds a run: resume it (resume=True, --resume) or choose another "
+                    "folder"
                 )
+            if started and resume:
+                # The caller knows what its own settings were; see `train_experiment`.
+                folder.check_config(settings, {**settings, **_BEFORE})
+                if distributed.rank() == 0:
+                    folder.note_version()
+            elif distributed.rank() == 0:
+                folder.write_config(settings)
+            distributed.barrier()  # all find it when they save
+            self.folder, self._fresh = folder, state is None or not resume
+            if not self._fresh:
+                assert state is not None
+                self._restore(state)
+                if self.loader.doubt is not None:
+                    warnings.warn(
+                        "the resumed run may differ from one that was never stopped: "
+                        f"{self.loader.doubt}",
+                        stacklevel=4,
+                    )
+            elif own_files:
+                folder.keep_metrics([])  # a kill before the first checkpoint may have left some
+            yield
+
+    @contextmanager
+    def _locked(self, folder: RunFolder) -> Iterator[None]:
+        """Lock the folder in the first of the processes; if it is in use, all of them end."""
+        with ExitStack() as held:
+            refused: RunError | None = None
+            if distributed.rank() == 0:
+                try:
+                    held.enter_context(folder.locked())
+                except RunError as error:
+                    refused = error
+            if distributed.world_size() > 1 and distributed.any_of([refused is not None])[0]:
+                refused = refused or RunError(
+                    f"{folder.path} cannot be used: see the first process"
+                )
+            if refused is not None:
+                raise refused
+            yield
 
     def run(self, progress: Progress) -> None:
         """Train to the end."""
@@ -107,6 +159,11 @@ class Training:
                 method.module.train()
                 for norm in self.resting:
                     norm.eval()
+                if self._fresh:
+                    # A disk that is full, or a state that no file can hold, is better known at once; and a
+                    # kill before the second checkpoint finds what it needs to continue.
+                    self._fresh = False
+                    self._save()
                 for batch in self.loader.batches(self.epoch, self.batch):
                     self._update(*split_batch(batch), batch_weights(batch))
                     self.batch += 1
@@ -293,7 +350,7 @@ class Training:
         state = {
             "epoch": self.epoch,
             "batch": self.batch,
-            "rows": len(self.history),
+            "history": self.history,
             "sums": self.sums,
             "seconds": self.seconds,
             "method": self.method.state_dict(),
@@ -322,35 +379,31 @@ class Training:
 
     def _restore(self, state: dict[str, Any]) -> None:
         assert self.folder is not None
-        if state["version"] < CHECKPOINT_VERSION:
-            raise RunError(
-                f"the checkpoint in {self.folder.path} was written by an older torchbayes, whose methods "
-                "kept another state: start the run again in another folder"
-            )
+        states, place = state["random"], distributed.rank() if self.shared else 0
         try:
             self.method.load_state_dict(state["method"])
             self.method.likelihood.load_state_dict(state["likelihood"])
-        except (RuntimeError, KeyError, ValueError) as error:
+            if self.noise_optimizer is not None:
+                self.noise_optimizer.load_state_dict(state["noise_optimizer"])
+            self.scaler.load_state_dict(state["scaler"])
+            # With more processes than before, the new ones keep their fresh seeds.
+            if place < len(states):
+                torch.set_rng_state(states[place]["torch"])
+                self.method.plan.generator.set_state(states[place]["method"])
+                if "cuda" in states[place]:
+                    torch.cuda.set_rng_state_all(states[place]["cuda"])
+        except PosteriorFileError:
+            raise
+        except (RuntimeError, LookupError, ValueError, TypeError, AttributeError) as error:
             raise RunError(
                 f"the checkpoint in {self.folder.path} is of another model "
-                f"({str(error).splitlines()[0]}): resume it with the model it was made with"
+                f"({(str(error) or type(error).__name__).splitlines()[0]}): resume it with the model it was "
+                "made with"
             ) from error
-        if self.noise_optimizer is not None:
-            self.noise_optimizer.load_state_dict(state["noise_optimizer"])
-        self.scaler.load_state_dict(state["scaler"])
-        states = state["random"]
-        place = distributed.rank() if self.shared else 0
-        if place < len(
-            states
-        ):  # with more processes than before, the new ones keep their fresh seeds
-            torch.set_rng_state(states[place]["torch"])
-            self.method.plan.generator.set_state(states[place]["method"])
-            if "cuda" in states[place]:
-                torch.cuda.set_rng_state_all(states[place]["cuda"])
         self.epoch, self.batch, self.seconds = state["epoch"], state["batch"], state["seconds"]
-        self.sums = state["sums"]
-        self.history = self.folder.read_metrics(state["rows"])
+        self.sums, self.history = state["sums"], state["history"]
         if self.method.one_per_rank or distributed.rank() == 0:
+            # The checkpoint is the truth: rows that came later, or that are damaged, are written anew.
             self.folder.keep_metrics(self.history)
 
     def _stopped(self, by: int) -> None:

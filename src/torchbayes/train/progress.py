@@ -7,6 +7,7 @@ from types import TracebackType
 
 from rich import progress as bars
 from rich.console import Console
+from rich.markup import escape
 
 __all__ = ["NoProgress", "Progress", "RichProgress"]
 
@@ -67,7 +68,9 @@ class RichProgress(Progress):
             console=Console(stderr=True),
             refresh_per_second=5,
         )
-        self._task = self._bar.add_task(name, total=total, completed=done, loss=float("nan"))
+        self._task = self._bar.add_task(
+            escape(name), total=total, completed=done, loss=float("nan")
+        )
 
     def __enter__(self) -> Progress:
         self._bar.start()

@@ -1,57 +1,45 @@
 """A run folder: what a training run writes to disk, in such a way that a kill at any moment loses little.
 
-config.toml             the settings; what `--resume` compares with
-metrics.jsonl           one line per epoch
-traces.jsonl            periodic diagnostics of a sampler's chains
-checkpoint.pt           everything needed to continue, read with weights_only=True
-posterior.safetensors   the result
-rest.safetensors        the weights that were frozen, if any: the posterior does not hold them
-table.json              for a table: how its columns are encoded
+config.toml                       the settings; what `--resume` compares with
+metrics.jsonl                     one line per epoch
+traces.jsonl                      periodic diagnostics of a sampler's chains
+checkpoint.safetensors            everything needed to continue, with the generation before it beside it
+posterior.safetensors             the result
+rest.safetensors                  the weights that were frozen, if any: the posterior does not hold them
+table.json                        for a table: how its columns are encoded
+
+Every file carries a checksum of its content. As long as a run lasts, the folder is locked against others.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-import os
-import pickle
-import sys
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import tomli_w
-import torch
 from torch import nn
 
+from torchbayes._version import __version__
+from torchbayes.core.errors import FileError, RunError, WriteError
+from torchbayes.core.locks import folder_lock
 from torchbayes.core.names import named_weights
-from torchbayes.core.storage import atomic_path, write_text
+from torchbayes.core.reading import json_line, json_lines, read_json_lines, read_toml, toml_text
+from torchbayes.core.storage import append_line, remove_strays, write_text
 from torchbayes.posterior import Point, Posterior, load, snapshot
 from torchbayes.posterior.posterior import assign
+from torchbayes.train.checkpoint import Checkpoint
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+__all__ = ["RunError", "RunFolder"]
 
-__all__ = ["CHECKPOINT_VERSION", "RunError", "RunFolder", "read_toml"]
+_LOG = logging.getLogger("torchbayes")
 
-CHECKPOINT_VERSION = 2
-"""Raised when the state of a method changes, so that a checkpoint from before cannot be continued."""
-
-
-class RunError(ValueError):
-    """A run folder cannot be used as requested."""
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    """Read a TOML file, or say in one sentence what is wrong with it."""
-    try:
-        with path.open("rb") as file:
-            content: dict[str, Any] = tomllib.load(file)
-            return content
-    except FileNotFoundError as error:
-        raise RunError(f"there is no file {path}: check the path") from error
-    except tomllib.TOMLDecodeError as error:
-        raise RunError(f"{path} is not valid TOML: {error}") from error
+# What a config.toml says about the run besides its settings.
+_ABOUT = ("commit", "torchbayes")
 
 
 def _without_none(value: Any) -> Any:
@@ -78,74 +66,89 @@ class RunFolder:
         self.config_file = self.path / "config.toml"
         self.metrics_file = self.path / f"metrics{suffix}.jsonl"
         self.traces_file = self.path / f"traces{suffix}.jsonl"
-        self.checkpoint_file = self.path / f"checkpoint{suffix}.pt"
+        self.checkpoint = Checkpoint(self.path / f"checkpoint{suffix}.safetensors")
         self.posterior_file = self.path / "posterior.safetensors"
         self.rest_file = self.path / "rest.safetensors"
         self.table_file = self.path / "table.json"
 
     def prepare(self) -> None:
-        """Create the folder and check that it is writable."""
+        """Create the folder."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            probe = self.path / ".writable"
-            probe.touch()
-            probe.unlink(missing_ok=True)
-            for left_by_a_kill in self.path.glob(f".{self.checkpoint_file.name}.*.part"):
-                left_by_a_kill.unlink(missing_ok=True)
         except OSError as error:
             raise RunError(
                 f"cannot write to {self.path} ({error.strerror or error}): choose another output folder"
             ) from error
 
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Create the folder, keep others out of it for the time of the block, and remove what kills left."""
+        self.prepare()
+        with folder_lock(self.path):
+            remove_strays(self.path)
+            yield
+
+    @property
+    def _remedy(self) -> str:
+        return f"run the command that started {self.path} with --resume, which writes it anew"
+
     def read_config(self) -> dict[str, Any]:
         """Return the settings that the run was started with."""
         if not self.config_file.exists():
             raise RunError(f"{self.path} is not a run folder: it has no config.toml")
-        return read_toml(self.config_file)
+        remedy = "restore it or start the run again in another folder"
+        config = read_toml(self.config_file, remedy, "torchbayes")
+        if not config:
+            raise RunError(f"{self.config_file} is empty: {remedy}")
+        return config
 
     def write_config(self, config: dict[str, Any]) -> None:
-        """Save the settings."""
-        write_text(self.config_file, tomli_w.dumps(_without_none(config)))
+        """Save the settings, and the version that they are for."""
+        table = {"torchbayes": __version__, **_without_none(config)}
+        write_text(self.config_file, toml_text(tomli_w.dumps(table)))
 
-    def check_config(self, config: dict[str, Any]) -> None:
-        """Raise a `RunError` that names the first setting in which the folder's run differs."""
+    def identity(self) -> str:
+        """Return a digest of the settings and the version that the run was made with."""
+        text = json.dumps(self.read_config(), sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def check_config(
+        self, config: dict[str, Any], defaults: Mapping[str, Any] | None = None
+    ) -> None:
+        """Raise a `RunError` that names the first setting in which the folder's run differs.
+
+        Args:
+            config: Settings to compare with.
+            defaults: What a setting was before it existed: an older config.toml does not have it.
+        """
         there, here = self.read_config(), _without_none(config)
+        before = _without_none({} if defaults is None else dict(defaults))
         for key in sorted(there.keys() | here.keys()):
-            if there.get(key) != here.get(key):
+            if key in _ABOUT:
+                continue
+            was, now = there.get(key, before.get(key)), here.get(key, before.get(key))
+            if was != now:
                 raise RunError(
-                    f"{self.path} holds a run with {key} = {there.get(key)!r}, not {here.get(key)!r}: "
+                    f"{self.path} holds a run with {key} = {was!r}, not {now!r}: "
                     "resume it with its own settings or choose another folder"
                 )
 
-    def write_checkpoint(self, state: dict[str, Any]) -> None:
-        """Replace the checkpoint atomically."""
-        with atomic_path(self.checkpoint_file) as temporary:
-            torch.save({"version": CHECKPOINT_VERSION, **state}, temporary)
-
-    def read_checkpoint(self) -> dict[str, Any] | None:
-        """Return the last checkpoint, or None if there is none yet. Never runs code from the file."""
-        if not self.checkpoint_file.exists():
-            return None
-        try:
-            state = torch.load(self.checkpoint_file, map_location="cpu", weights_only=True)
-            version = state["version"]
-        except (
-            RuntimeError,
-            OSError,
-            KeyError,
-            TypeError,
-            EOFError,
-            pickle.UnpicklingError,
-        ) as error:
-            raise RunError(
-                f"{self.checkpoint_file} is damaged or not a checkpoint: delete it to start again"
-            ) from error
-        if version > CHECKPOINT_VERSION:
-            raise RunError(
-                f"{self.checkpoint_file} was written by a newer torchbayes: upgrade torchbayes"
+    def note_version(self) -> None:
+        """Say so if another version of torchbayes began the run: bit-equality holds within a version."""
+        began = self.read_config().get("torchbayes")
+        if began not in (None, __version__):
+            _LOG.warning(
+                "%s was begun by torchbayes %s and goes on with %s", self.path, began, __version__
             )
-        assert isinstance(state, dict)
-        return state
+
+    def write_checkpoint(self, state: dict[str, Any]) -> None:
+        """Add a generation of the checkpoint."""
+        if not self.config_file.exists():
+            raise WriteError(
+                f"{self.path} has lost its config.toml while the run went on: do not remove a folder that is "
+                "being written to"
+            )
+        self.checkpoint.write(state)
 
     def write_rest(self, model: nn.Module, posterior: Posterior) -> None:
         """Save the weights of the network that the posterior does not hold."""
@@ -160,37 +163,37 @@ class RunFolder:
 
     def append_metrics(self, row: dict[str, Any]) -> None:
         """Add one line to metrics.jsonl."""
-        with self.metrics_file.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        append_line(self.metrics_file, json_line(row))
 
-    def read_metrics(self, rows: int | None = None) -> list[dict[str, Any]]:
-        """Return the first `rows` lines of metrics.jsonl, or all complete ones."""
-        if not self.metrics_file.exists():
-            return []
-        result: list[dict[str, Any]] = []
-        for line in self.metrics_file.read_text(encoding="utf-8").splitlines()[:rows]:
-            try:
-                result.append(json.loads(line))
-            except json.JSONDecodeError:
-                break  # the line that a kill cut short
-        return result
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """Return the rows of metrics.jsonl.
+
+        Raises:
+            FileError: If a row is damaged, or one is missing that the checkpoint counts.
+        """
+        rows = read_json_lines(self.metrics_file, self._remedy)
+        counted = self.checkpoint.rows()
+        if counted is None:
+            return rows
+        epochs = [row.get("epoch") for row in rows]
+        if len(rows) < counted or epochs != list(range(1, len(rows) + 1)):
+            raise FileError(
+                f"{self.metrics_file} is damaged, its {len(rows)} rows are not those of epochs 1, 2, … "
+                f"to at least {counted}: {self._remedy}"
+            )
+        return rows
 
     def write_traces(self, rows: list[dict[str, Any]]) -> None:
         """Save a sampler's traces, if there are any."""
         if rows:
-            write_text(self.traces_file, "".join(json.dumps(row) + "\n" for row in rows))
+            write_text(self.traces_file, json_lines(rows))
 
     def read_traces(self) -> list[dict[str, Any]]:
         """Return the traces of all processes, ordered by chain and update."""
-        rows = [
-            json.loads(line)
-            for file in sorted(self.path.glob("traces*.jsonl"))
-            for line in file.read_text(encoding="utf-8").splitlines()
-        ]
+        files = sorted(self.path.glob("traces*.jsonl"))
+        rows = [row for file in files for row in read_json_lines(file, self._remedy, whole=True)]
         return sorted(rows, key=lambda row: (row["chain"], row["update"]))
 
     def keep_metrics(self, rows: list[dict[str, Any]]) -> None:
-        """Drop what was logged after the checkpoint from which the run continues."""
-        write_text(self.metrics_file, "".join(json.dumps(row) + "\n" for row in rows))
+        """Write metrics.jsonl anew, as it was at the checkpoint from which the run continues."""
+        write_text(self.metrics_file, "".join(json_line(row) + "\n" for row in rows))

@@ -34,7 +34,7 @@ else:
 
 __all__ = ["CHECKPOINT_VERSION", "RunError", "RunFolder", "read_toml"]
 
-CHECKPOINT_VERSION = 2
+CHECKPOINT_VERSION = 3
 """Raised when the state of a method changes, so that a checkpoint from before cannot be continued."""
 
 

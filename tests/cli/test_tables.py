@@ -149,6 +149,21 @@ def test_a_classification_with_hostile_names(run, alarms: Path, tmp_path: Path) 
     assert "<b>z</b>" not in page
 
 
+def test_calibrated_intervals_are_in_the_units_of_the_target(
+    run, houses: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    arguments = ["--data", f"table:{houses}", "--method", "map", *SMALL, "--out", folder]
+    assert run("train", *arguments, "--validation", "0.3")[0] == 0
+    code, out, _ = run("calibrate", folder, "--json", "--coverages", "0.8")
+    assert code == 0
+    own, residual, _ = json.loads(out)["intervals"]
+    # One network has one noise level: its interval of 80 % is 2 · 1.2816 standard deviations wide.
+    noise = RegressionPredictions.load(folder / "regression.npz").stds.mean()
+    assert own["width"] == pytest.approx(2 * 1.28155 * float(noise), rel=1e-3)
+    assert residual["width"] > 1000
+
+
 def test_compare_takes_both_kinds(run, houses: Path, alarms: Path, tmp_path: Path) -> None:
     for table, word in (
         (houses, "Do the intervals hold?"),
@@ -163,6 +178,7 @@ def test_compare_takes_both_kinds(run, houses: Path, alarms: Path, tmp_path: Pat
         page = (out / "report.html").read_text(encoding="utf-8")
         assert f"on {table.name}" in page
         assert word in page
+        assert ("quantile (CQR)" in page) == (table == houses)
         assert ("Losses are those of the standardised target" in page) == (table == houses)
         assert "<img src=x" not in page
         assert run("report", out)[0] == 0

@@ -17,8 +17,8 @@ position counts as an example, and at most 100,000 are used.
 
 A regression has, instead of the last three,
     {"intervals": [{"score": null | "residual" | "quantile", "target", "coverage", "width"}, …]}
-with the mean width of the intervals; those with the score null are the predictive's own, uncorrected. "width"
-is null if it is infinite. The outputs of an example are counted one by one.
+with the mean width of the intervals, in the target's units; those with the score null are the predictive's
+own, uncorrected. "width" is null if it is infinite. The outputs of an example are counted one by one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from torchbayes.core.storage import write_json
-from torchbayes.experiments.evaluation import finite, scored_with
+from torchbayes.experiments.evaluation import finite, in_units, scored_with
 from torchbayes.experiments.positions import position_rows
 from torchbayes.experiments.trained_run import TrainedRun
 from torchbayes.metrics.scores import probability_scores
@@ -80,7 +80,11 @@ def calibrate(
         test, targets = test.subset(other), targets[other]
         names = "half of the test split", "the other half of the test split"
     if isinstance(fitted, RegressionPredictive) and isinstance(test, RegressionPredictive):
-        table = interval_figures(fitted, fitted_targets, test, targets, coverages)
+        table = interval_figures(
+            *in_units(run.data, fitted, fitted_targets),
+            *in_units(run.data, test, targets),
+            coverages,
+        )
     else:
         assert isinstance(fitted, ClassPredictive)
         assert isinstance(test, ClassPredictive)

@@ -266,7 +266,7 @@ class Comparison:
             # A table is encoded by its training rows, so that inputs of another split would not fit.
             inputs = ood if data.table is None else None
             scores = evaluate(run, ood=inputs, last=last, corruptions=self.corruptions)
-        if data.classes and not last:
+        if not last:
             calibrate(run)
         return scores
 

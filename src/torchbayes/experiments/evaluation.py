@@ -18,7 +18,7 @@ from torch import Tensor
 from torchbayes import metrics
 from torchbayes.core.reading import read_json
 from torchbayes.core.storage import write_json
-from torchbayes.data import OutOfDistribution, noise_for, ood_for
+from torchbayes.data import DataSet, OutOfDistribution, noise_for, ood_for
 from torchbayes.data.transform import Normalise
 from torchbayes.experiments.cost import stored_numbers
 from torchbayes.experiments.made_with import made_with
@@ -28,7 +28,7 @@ from torchbayes.experiments.trained_run import TrainedRun
 from torchbayes.predict.results import ClassPredictive, RegressionPredictive
 from torchbayes.predict.running import RunningCategorical, RunningPredictive
 
-__all__ = ["evaluate", "finite", "scored_with"]
+__all__ = ["evaluate", "finite", "in_units", "scored_with"]
 
 _CORRUPTION_DRAWS = 16  # for 31 times the images: enough to compare methods, in half the time of 32
 
@@ -78,9 +78,8 @@ def evaluate(
         assert isinstance(other, RegressionPredictive)
         if data.encoding is not None:
             extra = _standardised_scores(test, targets)
-            units = data.encoding.mean, data.encoding.std
-            test, other = test.rescaled(*units), other.rescaled(*units)
-            targets = targets.double() * units[1] + units[0]
+            other, _ = in_units(data, other, targets)
+            test, targets = in_units(data, test, targets)
         predictions = RegressionPredictions.of(test, targets, other)
         predictions.save(folder / "regression.npz")
     scores = {key: finite(value) for key, value in (predictions.scores() | extra).items()}
@@ -100,6 +99,16 @@ def scored_with(
     """Return what the scores of `evaluate` with these arguments are made with."""
     draws = run.experiment.samples if samples is None else samples
     return made_with(run.files, samples=draws, last=last)
+
+
+def in_units(
+    data: DataSet, predictive: RegressionPredictive, targets: Tensor
+) -> tuple[RegressionPredictive, Tensor]:
+    """Return predictions and targets of a regression in the target's units, if training had others."""
+    if data.encoding is None:
+        return predictive, targets
+    mean, std = data.encoding.mean, data.encoding.std
+    return predictive.rescaled(mean, std), targets.double() * std + mean
 
 
 def _standardised_scores(test: RegressionPredictive, targets: Tensor) -> dict[str, float]:

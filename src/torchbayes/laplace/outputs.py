@@ -6,13 +6,15 @@ sₙc.
 
 | curvature | columns |
 | --- | --- |
-| `"ggn"` | an exact root: of diag(p) − ppᵀ for classes; of 1/σ² for Gaussian noise, with its 2 for a log σ |
+| `"ggn"` | an exact root: of diag(p) − ppᵀ for classes; of p(1 − p) for binary labels; of 1/σ² for Gaussian noise, with its 2 for a log σ |
 | `"sampled"` | ∇ −log p(y, given f) for labels y drawn from the model, whose second moment is Hₙ |
 | `"empirical"` | ∇ −log p(y, given f) for the label in the data (empirical Fisher: no approximation of Hₙ) |
 
 The root for classes is that of the eigenvectors, in falling order: in a trained network most classes of most
 examples have next to no probability, and columns in which a batch has less than 10⁻⁷ of its trace are left
 out.
+
+A weight of a class, or of positive labels, multiplies Hₙ, and an ignored label makes it 0: columns get its root.
 
 Gaussian noise of one size σ is kept apart: columns are those of σ = 1 and `Observed.scale` is 1/σ², so that
 the evidence is a function of σ.
@@ -26,7 +28,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from torchbayes.likelihood import Categorical, GaussianNoise, Likelihood, Observation
+from torchbayes.likelihood import Bernoulli, Categorical, GaussianNoise, Likelihood, Observation
 from torchbayes.predict.results import like_predictions
 
 __all__ = ["EXACT_UP_TO", "Observed", "columns", "has_root", "noise_of"]
@@ -47,7 +49,7 @@ def has_root(likelihood: Likelihood, outputs: Tensor) -> bool:
     """Whether there is an exact root for these outputs."""
     if isinstance(likelihood, Categorical):
         return outputs.dim() == 2
-    return isinstance(likelihood, GaussianNoise)
+    return isinstance(likelihood, (GaussianNoise, Bernoulli))
 
 
 def columns(
@@ -64,17 +66,46 @@ def columns(
         generator: Source of the labels of `"sampled"`.
         samples: Number of labels of `"sampled"`.
     """
-    if kind == "ggn":
-        if isinstance(likelihood, Categorical):
-            yield from _class_columns(outputs)
-        else:
-            yield from _noise_columns(likelihood, outputs)
-    elif kind == "sampled":
-        for _ in range(samples):
-            drawn = _draw(likelihood, outputs, generator)
-            yield _gradient(likelihood, outputs, drawn) / math.sqrt(samples)
-    else:
+    if kind == "empirical":
         yield _gradient(likelihood, outputs, targets)
+        return
+    weight = _root_weights(likelihood, outputs, targets)
+    if kind == "sampled":
+        if isinstance(likelihood, (Categorical, Bernoulli)):
+            likelihood = type(likelihood)()  # the weights are those of the labels in the data
+        made = (
+            _gradient(likelihood, outputs, _draw(likelihood, outputs, generator))
+            / math.sqrt(samples)
+            for _ in range(samples)
+        )
+    elif isinstance(likelihood, Categorical):
+        made = _class_columns(outputs)
+    else:
+        made = _diagonal_columns(_roots(likelihood, outputs))
+    for column in made:
+        yield column if weight is None else column * weight
+
+
+def _root_weights(likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> Tensor | None:
+    """Return the roots of the weights of the examples' labels, which broadcast; None if all are 1."""
+    if isinstance(likelihood, Categorical):
+        ignored, factors = likelihood.ignore_index, likelihood.class_weight
+        if ignored is None and factors is None:
+            return None
+        known = (
+            torch.ones_like(targets, dtype=torch.bool) if ignored is None else targets != ignored
+        )
+        weights = known.to(outputs)
+        if factors is not None:
+            weights = weights * factors.to(outputs)[targets.where(known, 0)]
+        return weights.sqrt().unsqueeze(1)
+    if isinstance(likelihood, Bernoulli) and likelihood.positive_weight is not None:
+        labels = like_predictions(targets, outputs.shape).to(outputs)
+        factor = likelihood.positive_weight.to(outputs)
+        if factor.numel() > 1:
+            factor = factor.reshape(-1, *[1] * (outputs.dim() - 2))
+        return (1 + (factor - 1) * labels).sqrt()
+    return None
 
 
 def _class_columns(outputs: Tensor) -> Iterator[Tensor]:
@@ -89,17 +120,23 @@ def _class_columns(outputs: Tensor) -> Iterator[Tensor]:
             return
 
 
-def _noise_columns(likelihood: Likelihood, outputs: Tensor) -> Iterator[Tensor]:
+def _roots(likelihood: Likelihood, outputs: Tensor) -> Tensor:
+    """Return the roots of a diagonal Hessian."""
+    if isinstance(likelihood, Bernoulli):
+        return (outputs.sigmoid() * (-outputs).sigmoid()).sqrt()
     assert isinstance(likelihood, GaussianNoise)
-    roots = torch.ones_like(outputs)
-    if likelihood.predicted:
-        _, log_std = outputs.chunk(2, dim=-1)
-        roots = torch.cat([(-log_std).exp(), torch.full_like(log_std, math.sqrt(2))], -1)
-    flat = roots.reshape(len(outputs), -1)
+    if not likelihood.predicted:
+        return torch.ones_like(outputs)
+    _, log_std = outputs.chunk(2, dim=-1)
+    return torch.cat([(-log_std).exp(), torch.full_like(log_std, math.sqrt(2))], -1)
+
+
+def _diagonal_columns(roots: Tensor) -> Iterator[Tensor]:
+    flat = roots.reshape(len(roots), -1)
     for place in range(flat.shape[1]):
         column = torch.zeros_like(flat)
         column[:, place] = flat[:, place]
-        yield column.view_as(outputs)
+        yield column.view_as(roots)
 
 
 def _draw(likelihood: Likelihood, outputs: Tensor, generator: torch.Generator) -> Tensor:
@@ -108,6 +145,8 @@ def _draw(likelihood: Likelihood, outputs: Tensor, generator: torch.Generator) -
         flat = outputs.movedim(1, -1).flatten(0, -2).softmax(-1)
         drawn = torch.multinomial(flat, 1, generator=generator)
         return drawn.view(outputs.shape[0], *outputs.shape[2:])
+    if isinstance(likelihood, Bernoulli):
+        return torch.bernoulli(outputs.sigmoid(), generator=generator)
     assert isinstance(likelihood, Observation)
     with torch.random.fork_rng():
         # torch's distributions draw from the global generator only.
@@ -119,7 +158,7 @@ def _gradient(likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> Tenso
     """Return the gradient of every example's negative log-likelihood, for noise of one size times σ."""
     leaf = outputs.detach().requires_grad_()
     with torch.enable_grad():
-        loss = likelihood.loss(leaf, targets) * len(outputs)
+        loss = likelihood.loss(leaf, targets) * likelihood.count(targets)
     (gradient,) = torch.autograd.grad(loss, leaf)
     noise = noise_of(likelihood)
     return gradient if noise is None else gradient * noise.std.detach().to(gradient)
@@ -147,7 +186,9 @@ class Observed:
         size = len(outputs)
         noise = noise_of(self.likelihood)
         if noise is None:
-            self.total += float(self.likelihood.loss(outputs, targets)) * size
+            self.total += float(self.likelihood.loss(outputs, targets)) * self.likelihood.count(
+                targets
+            )
         else:
             aims = like_predictions(targets, outputs.shape).double()
             self.total += float((aims - outputs.double()).square().sum())

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
+import torch
 from torch import Tensor, nn
 
 from torchbayes.predict.results import Predictive
@@ -47,6 +49,17 @@ class Likelihood(nn.Module, ABC):
     def correct(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
         """Return which targets are the most probable ones, or None if targets are numbers, not labels."""
         return None
+
+    @torch.no_grad()
+    def pool(self, ends: Sequence[dict[str, Tensor]]) -> None:
+        """Take one value for each learned parameter in place of those of several networks: their mean.
+
+        Args:
+            ends: The learned parameters by name, as the members of an ensemble or several chains ended.
+        """
+        own = dict(self.named_parameters())
+        for name in ends[0]:
+            own[name].copy_(torch.stack([values[name] for values in ends]).mean(0))
 
 
 def checked_weights(weights: Tensor, examples: int) -> Tensor:

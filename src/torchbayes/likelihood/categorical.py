@@ -72,6 +72,15 @@ class Categorical(Likelihood):
         _check_classes(outputs.shape[1:])
         if targets.dtype is not torch.int64 and not targets.is_floating_point():
             targets = targets.long()
+        try:
+            return self._loss(outputs, targets, weights)
+        except (
+            IndexError
+        ):  # torch's own does not say what to do; batches of a loader are not checked before
+            self.check(outputs, targets)
+            raise
+
+    def _loss(self, outputs: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
         factors = self._factors(outputs)
         if weights is None and self.ignore_index is None:
             if outputs.dim() == 2 and factors is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -44,6 +44,18 @@ class _Noise(Observation):
     def predictive(self, outputs: Tensor) -> RegressionPredictive:
         """Return the mixture of the draws' distributions, with the current noise level."""
         return RegressionPredictive(outputs, self._now(detached=True))
+
+    @torch.no_grad()
+    def pool(self, ends: Sequence[dict[str, Tensor]]) -> None:
+        """Take the root mean square of the networks' noise levels.
+
+        The variance of their mixture is the mean of their noise variances plus that of their predictions, so
+        that it is the same as if each kept its own level.
+        """
+        super().pool(ends)
+        if "log_std" in ends[0]:
+            variances = torch.stack([2 * values["log_std"] for values in ends])
+            self.log_std.copy_((variances.logsumexp(0) - math.log(len(ends))) / 2)
 
     def check(self, outputs: Tensor, targets: Tensor) -> None:
         """Raise a `ValueError` if there is not one target for each predicted number."""

@@ -181,6 +181,7 @@ class SamplerMethod(Method):
         if epoch // self.plan.epochs > self.chain:
             self.chain, self.updates, self.dead = self.chain + 1, 0, False
             restart(self.model, self.plan)
+            self.noise.restart()
             self.set_optimizer(self.build(self.algorithm, self.model))
 
     def loss(self, inputs: Any, targets: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -217,6 +218,7 @@ class SamplerMethod(Method):
                 raise
             self.dead = True
             restart(self.model, self.plan)  # finite weights, for the checkpoint
+            self.noise.restart()
             return torch.full((), math.nan)
         finally:
             # An update that was skipped because float16 overflowed counts too.
@@ -275,7 +277,9 @@ class SamplerMethod(Method):
         )  # fmt: skip
 
     def end_epoch(self, epoch: int, batches: Iterable[Any]) -> None:
-        """Give the network the weights of the first chain, to be scored after the epoch."""
+        """Keep a finished chain's noise level; of stacked chains, score the first after the epoch."""
+        if (epoch + 1) % self.plan.epochs == 0 and not self.dead:
+            self.noise.keep()
         if self.stack is not None:
             first = int(self.stack.alive.nonzero()[0])
             assign(self.model, self.stack.weights(first))

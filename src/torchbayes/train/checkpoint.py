@@ -38,7 +38,7 @@ _SCHEMA: Mapping[str, type | tuple[type, ...]] = {
     "seconds": (int, float),
     "method": dict,
     "likelihood": dict,
-    "noise_optimizer": (dict, type(None)),
+    "noise": dict,
     "scaler": dict,
     "random": list,
 }

@@ -36,7 +36,8 @@ class EnsembleMethod(Method):
 
     The members are trained one after another, `epochs` epochs each; under torchrun they are spread over
     the processes. They start from random weights; with `fit(init=…)` from the given ones, each with a last
-    layer of its own or as `reset` says, or each from one of several given networks.
+    layer of its own or as `reset` says, or each from one of several given networks. Each learns a noise
+    level of its own, where one is learned; predictions use one for all (`Likelihood.pool`).
 
     Args:
         members: Number of networks; if None one for each of several given starts, or else 5.
@@ -76,6 +77,7 @@ class EnsembleMethod(Method):
         if self.plan.start is not None and self.own:
             self.plan.start.apply(self.model, self.own[len(self.finished) % len(self.own)])
         self.set_optimizer(self.build(MAP, self.model))
+        self.noise.restart()
 
     @property
     def epochs(self) -> int:
@@ -89,7 +91,9 @@ class EnsembleMethod(Method):
             self._start()
 
     def end_epoch(self, epoch: int, batches: Iterable[Any]) -> None:
-        """Keep the last member when its training ends."""
+        """Keep the last member, and the noise level of every one, when its training ends."""
+        if (epoch + 1) % self.plan.epochs == 0:
+            self.noise.keep()
         if epoch + 1 == self.epochs:
             self.finished.append()
 

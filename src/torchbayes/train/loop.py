@@ -72,9 +72,6 @@ class Training:
     def __post_init__(self) -> None:
         self.device, self.dtype = device_of(self.method.model), network_dtype(self.method.model)
         self.shared = distributed.world_size() > 1 and not self.method.one_per_rank
-        own = [p for p in self.method.likelihood.parameters() if p.requires_grad]
-        # A learned noise level is trained alike by every method: with an Adam of its own.
-        self.noise_optimizer = torch.optim.Adam(own, lr=1e-2) if own else None
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.amp is torch.float16)
         self._saved_at = time.monotonic()
         self._fresh = False
@@ -181,6 +178,8 @@ class Training:
                 self.epoch, self.batch, self.sums = self.epoch + 1, 0, {}
                 if self._pause(stop)[0] or self.epoch == epochs:
                     self._save()
+            if method.noise.pool():
+                self._save()
 
     def _update(self, inputs: Any, targets: Tensor | None, weights: Tensor | None) -> None:
         """Take one step on one batch."""
@@ -197,8 +196,8 @@ class Training:
 
         def closure() -> Tensor:
             self.method.optimizer.zero_grad()
-            if self.noise_optimizer is not None:
-                self.noise_optimizer.zero_grad()
+            if self.method.noise.parameters:
+                self.method.noise.zero_grad()
             total = torch.zeros((), device=self.device)
             parts: dict[str, Tensor] = {}
             for start in starts:
@@ -225,8 +224,8 @@ class Training:
             return
         except FloatingPointError as error:  # a sampler that met a non-finite gradient
             raise self._failure(str(error)) from error
-        if self.noise_optimizer is not None:
-            self.noise_optimizer.step()
+        if self.method.noise.parameters:
+            self.method.noise.step()
         for name, value in {"loss": loss, **self.parts}.items():
             self.sums[name] = self.sums.get(name, 0.0) + float(value)
 
@@ -252,7 +251,7 @@ class Training:
         parameters = [p for group in self.method.optimizer.param_groups for p in group["params"]]
         if self.shared:
             # The noise has its own Adam, whatever the method does with the network's gradients.
-            noise = [p for p in self.method.likelihood.parameters() if p.requires_grad]
+            noise = list(self.method.noise.parameters.values())
             averaged = [*parameters, *noise] if self.method.reduces_gradients else noise
             distributed.average_gradients(averaged, share)
         if self.clip_norm is not None:
@@ -355,9 +354,7 @@ class Training:
             "seconds": self.seconds,
             "method": self.method.state_dict(),
             "likelihood": self.method.likelihood.state_dict(),
-            "noise_optimizer": None
-            if self.noise_optimizer is None
-            else self.noise_optimizer.state_dict(),
+            "noise": self.method.noise.state_dict(),
             "scaler": self.scaler.state_dict(),
             "random": self._random_states(),
         }
@@ -383,8 +380,7 @@ class Training:
         try:
             self.method.load_state_dict(state["method"])
             self.method.likelihood.load_state_dict(state["likelihood"])
-            if self.noise_optimizer is not None:
-                self.noise_optimizer.load_state_dict(state["noise_optimizer"])
+            self.method.noise.load_state_dict(state["noise"])
             self.scaler.load_state_dict(state["scaler"])
             # With more processes than before, the new ones keep their fresh seeds.
             if place < len(states):

@@ -20,6 +20,7 @@ from torchbayes.core.batch import call
 from torchbayes.core.outputs import Output, output_tensor
 from torchbayes.likelihood import Likelihood
 from torchbayes.posterior import Posterior
+from torchbayes.train.noise import LearnedNoise
 from torchbayes.train.schedule import Schedule
 from torchbayes.train.start import Start
 
@@ -108,6 +109,8 @@ class Method(ABC):
         module: What is called in training: the network itself, or a wrapper around it.
         optimizer: A torch optimiser over the module's parameters.
         scheduler: Its learning-rate schedule.
+        noise: The likelihood's own parameters; a method that trains several networks restarts it for each
+            and keeps what each ends with.
         logs: Numbers of the last loss to be averaged over the epoch in the run's history.
         traces: What a chain looked like now and then, for `torchbayes diagnose`; kept in the run folder.
 
@@ -139,6 +142,7 @@ class Method(ABC):
     ) -> None:
         self.model, self.likelihood, self.plan, self.options = model, likelihood, plan, options
         self.module = model
+        self.noise = LearnedNoise(likelihood)
         self.logs: dict[str, Tensor] = {}
         self.traces: list[dict[str, Any]] = []
 

@@ -327,7 +327,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_says_so(
     if call == "write":
         monkeypatch.setattr(storage, "_bytes", fail)
         # The checksum needs the bytes as well.
-        monkeypatch.setattr(storage, "_checksum", lambda *_: 0)
+        monkeypatch.setattr(storage, "checksum", lambda *_: 0)
     else:
         monkeypatch.setattr(storage.os, call, fail)
     with pytest.raises(WriteError, match="could not be written") as error:

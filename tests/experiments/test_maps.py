@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -11,10 +9,11 @@ from torch import nn
 
 import torchbayes as tb
 from torchbayes import metrics
+from torchbayes.core.reading import read_json
 from torchbayes.data import DataSet, OutOfDistribution, Split
 from torchbayes.experiments import positions
 from torchbayes.experiments.calibrate import calibrate
-from torchbayes.experiments.evaluation import evaluate
+from torchbayes.experiments.evaluation import evaluate, scored_with
 from torchbayes.experiments.saved_predictions import Predictions
 from torchbayes.experiments.settings import Experiment
 from torchbayes.experiments.trained_run import TrainedRun
@@ -63,7 +62,9 @@ def test_maps_are_scored_by_position_and_reported(
     assert (saved.probs.shape, saved.positions) == ((60 * 36, 3), 36)
     table = calibrate(run)
     assert (table["fitted"], table["scored"]) == (30 * 36, 30 * 36)  # half of the pictures each
-    assert json.loads((run.files.path / "calibration.json").read_text()) == table
+    kept = read_json(run.files.path / "calibration.json", "")
+    assert kept.pop("made_with") == scored_with(run)
+    assert kept == table
     page = write_report(run.files.path).read_text(encoding="utf-8")
     assert "Temperature" in page
     assert "mean IoU" in page

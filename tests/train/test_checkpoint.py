@@ -193,7 +193,7 @@ def test_a_full_disk_keeps_the_last_checkpoint(
     before = RunFolder(tmp_path).checkpoint.newest.read_bytes()
     with monkeypatch.context() as patch:
         patch.setattr("torchbayes.core.storage._bytes", full)
-        patch.setattr("torchbayes.core.storage._checksum", lambda *_: 0)
+        patch.setattr("torchbayes.core.storage.checksum", lambda *_: 0)
         patch.setattr(Checkpoint, "read", lambda self: None)
         with pytest.raises(WriteError, match="No space left on device"):
             tb.fit(small_net, blobs(), folder=tmp_path, resume=True, **SETTINGS)

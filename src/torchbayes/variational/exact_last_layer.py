@@ -140,7 +140,7 @@ class ExactLastLayer:
         >>> bool((p.mean - y).square().mean() < 0.02), p.epistemic.shape
         (True, torch.Size([200, 1]))
         >>> last.posterior()
-        KroneckerGaussian(65 weights of Sequential)
+        KroneckerGaussian(17 weights of Sequential)
     """
 
     def __init__(

@@ -30,7 +30,7 @@ RANDOM = {"torch": torch.get_rng_state(), "method": torch.Generator().get_state(
 def state(**more: Any) -> dict[str, Any]:
     return {
         "epoch": 1, "batch": 2, "history": [{"epoch": 1, "loss": 0.1}], "sums": {"loss": 0.3},
-        "seconds": 1.5, "method": {}, "likelihood": {}, "noise_optimizer": None, "scaler": {},
+        "seconds": 1.5, "method": {}, "likelihood": {}, "noise": {}, "scaler": {},
         "random": [RANDOM], **more,
     }  # fmt: skip
 

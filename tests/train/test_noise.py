@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import torchbayes as tb
+from torchbayes.train.checkpoint import Checkpoint
 from torchbayes.train.noise import LearnedNoise
 
 from ..processes import processes
@@ -149,7 +150,8 @@ def test_a_resumed_run_has_the_same_noise(
     assert [row["loss"] for row in resumed.history] == [row["loss"] for row in whole.history]
     again = fit(method, **options, folder=tmp_path, resume=True)
     assert std(again) == std(whole)
-    state = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+    state = Checkpoint(tmp_path / "checkpoint.safetensors").read()
+    assert state is not None
     assert float(state["likelihood"]["log_std"].exp()) == std(whole)
 
 

@@ -262,6 +262,7 @@ def test_the_encoding_survives_its_file_and_is_used_instead_of_a_new_one(
         (('"levels"', '"lvls"'), True, "is damaged"),
         (("torchbayes-table", "x"), True, "is damaged"),
         (('"mean": ', '"mean": 1'), False, "has been damaged .* with --resume"),
+        (('",\n  "crc32": "', ""), False, "is damaged"),
         (("{", "", 1), False, "cannot be read as JSON .* with --resume"),
     ],
 )

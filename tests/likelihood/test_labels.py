@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from scipy import special, stats
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import torchbayes as tb
 from torchbayes.likelihood import as_likelihood, inferred_likelihood
@@ -210,3 +211,20 @@ def test_labels_are_checked_before_training() -> None:
         check(torch.zeros(2, 1), torch.tensor([0, 7]))
     with pytest.raises(ValueError, match=r"pass targets\[:, 0\]"):
         check(torch.zeros(2, 3), torch.zeros(2, 1).long())
+
+
+@pytest.mark.parametrize("shape", [(30,), (30, 1)])
+def test_classes_as_real_numbers_are_not_taken_for_a_regression(shape: tuple[int, ...]) -> None:
+    targets = (torch.arange(30) % 3).double().reshape(shape)
+    with pytest.raises(ValueError, match=r"pass targets.long\(\)"):
+        inferred_likelihood(torch.zeros(2, 3), targets)
+    assert isinstance(inferred_likelihood(torch.zeros(2, 1), targets), tb.GaussianNoise)
+
+
+def test_a_label_out_of_range_in_a_later_batch_is_named() -> None:
+    """Only the first batch of a loader is checked before training."""
+    x, y = torch.randn(40, 2), torch.cat([torch.zeros(20), torch.full((20,), 3)]).long()
+    loader = DataLoader(TensorDataset(x, y), batch_size=20)
+    for method in ("map", "vogn"):
+        with pytest.raises(ValueError, match="label 3 is out of range: the network has 2 classes"):
+            tb.fit(nn.Linear(2, 2), loader, method, progress=False)

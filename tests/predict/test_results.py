@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -247,3 +249,11 @@ def test_counts_have_a_mean_and_a_spread() -> None:
     assert p.std.item() == pytest.approx(np.sqrt(2.5 + 1.5**2))
     truth = np.log(stats.poisson([1.0, 4.0]).pmf(3).mean())
     assert p.log_prob(torch.tensor([3])).item() == pytest.approx(truth)
+
+
+@pytest.mark.parametrize("q", [[0.1, 0.9], torch.tensor([0.1, 0.9]), "half"])
+def test_a_quantile_is_asked_for_one_probability(q: Any) -> None:
+    p = tb.GaussianNoise().predictive(torch.zeros(2, 3, 1))
+    with pytest.raises(TypeError, match="expected one probability"):
+        p.quantile(q)
+    assert torch.equal(p.quantile(torch.tensor(0.5)), p.quantile(0.5))

@@ -155,6 +155,18 @@ def test_a_resumed_run_has_the_same_noise(
     assert float(state["likelihood"]["log_std"].exp()) == std(whole)
 
 
+def test_a_likelihood_that_is_passed_is_not_changed() -> None:
+    """Two runs with the same likelihood each learn a level of their own."""
+    likelihood = tb.GaussianNoise(learned=True)
+    first = fit("map", likelihood=likelihood, epochs=5)
+    level = std(first)
+    second = fit("map", likelihood=likelihood, epochs=5)
+    assert float(likelihood.std.detach()) == 1.0
+    assert std(first) == std(second) == level != 1.0
+    fit("map", likelihood=likelihood, epochs=5, in_place=True)
+    assert float(likelihood.std.detach()) == level
+
+
 def _train_and_write(folder: str) -> None:
     run = fit("ensemble", members=3, epochs=2)
     Path(folder, os.environ["RANK"]).write_text(repr(std(run)))

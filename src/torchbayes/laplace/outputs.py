@@ -6,7 +6,7 @@ sₙc.
 
 | curvature | columns |
 | --- | --- |
-| `"ggn"` | an exact root: of diag(p) − ppᵀ for classes; of p(1 − p) for binary labels; of 1/σ² for Gaussian noise, with its 2 for a log σ |
+| `"ggn"` | an exact root: of diag(p) − ppᵀ for classes, p(1 − p) for binary labels, 1/σ² for Gaussian noise |
 | `"sampled"` | ∇ −log p(y, given f) for labels y drawn from the model, whose second moment is Hₙ |
 | `"empirical"` | ∇ −log p(y, given f) for the label in the data (empirical Fisher: no approximation of Hₙ) |
 
@@ -14,7 +14,8 @@ The root for classes is that of the eigenvectors, in falling order: in a trained
 examples have next to no probability, and columns in which a batch has less than 10⁻⁷ of its trace are left
 out.
 
-A weight of a class, or of positive labels, multiplies Hₙ, and an ignored label makes it 0: columns get its root.
+A weight of a class, or of positive labels, multiplies Hₙ, and an ignored label makes it 0: columns get the
+root of it. Where the noise is predicted, Hₙ is 2 for a log σ.
 
 Gaussian noise of one size σ is kept apart: columns are those of σ = 1 and `Observed.scale` is 1/σ², so that
 the evidence is a function of σ.
@@ -69,6 +70,7 @@ def columns(
     if kind == "empirical":
         yield _gradient(likelihood, outputs, targets)
         return
+    made: Iterator[Tensor]
     weight = _root_weights(likelihood, outputs, targets)
     if kind == "sampled":
         if isinstance(likelihood, (Categorical, Bernoulli)):

@@ -102,7 +102,8 @@ def inferred_likelihood(outputs: Tensor, targets: Tensor | None) -> Likelihood:
         targets: The targets of all examples that are at hand.
 
     Raises:
-        ValueError: If the targets are one-hot, which could be classes or binary labels.
+        ValueError: If the targets are one-hot, which could be classes or binary labels, or class labels as
+            real numbers.
 
     Example:
         >>> import torch
@@ -114,6 +115,17 @@ def inferred_likelihood(outputs: Tensor, targets: Tensor | None) -> Likelihood:
     one_each = _sizes(outputs) == _sizes(targets)
     real = targets.is_floating_point()
     if not one_each or not bool(((targets == 0) | (targets == 1)).all()):
+        if (
+            real
+            and targets[0].numel() == 1
+            and outputs.dim() == 2
+            and _are_labels(targets, outputs)
+        ):
+            raise ValueError(
+                f"the targets are {targets.dtype} but whole, and the network has {outputs.shape[1]} outputs: "
+                "if they are classes, pass targets.long(), one for each example; if they are numbers, give "
+                "the network one output, or pass the likelihood"
+            )
         return GaussianNoise(learned=True) if real else Categorical()
     several = targets.dim() == 2 and targets.shape[1] > 1
     if several and bool((targets.sum(1) == 1).all()):
@@ -130,6 +142,12 @@ def inferred_likelihood(outputs: Tensor, targets: Tensor | None) -> Likelihood:
             stacklevel=4,  # the caller of fit
         )
     return Bernoulli()
+
+
+def _are_labels(targets: Tensor, outputs: Tensor) -> bool:
+    """Whether all targets are numbers of the network's outputs, if there are several."""
+    known = (targets >= 0) & (targets < outputs.shape[1]) & (targets == targets.round())
+    return outputs.shape[1] > 1 and bool(known.all())
 
 
 def _sizes(tensor: Tensor) -> list[int]:

@@ -326,6 +326,14 @@ class RegressionPredictive(Predictive):
         Args:
             q: A probability strictly between 0 and 1.
         """
+        if not isinstance(q, (float, int)):
+            try:
+                q = float(q)
+            except (TypeError, ValueError, RuntimeError) as error:
+                raise TypeError(
+                    f"q is a {type(q).__name__}: expected one probability, such as 0.95; call quantile once "
+                    "for each"
+                ) from error
         components = self._components
         try:
             each = self._by_draw(quantile_function(components, q))

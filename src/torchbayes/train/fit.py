@@ -126,7 +126,8 @@ def fit(
         output: Where the likelihood's tensor is in what the network returns: a key, an index or a function.
             A tensor, and what is called `logits`, is found without it.
         likelihood: Meaning of the outputs; by default classes for integer targets, binary labels where the
-            network has one logit for each 0 or 1, Gaussian noise of learned size for other real targets.
+            network has one logit for each 0 or 1, Gaussian noise of learned size for other real targets. It
+            is not changed: a learned noise level is that of `Run.likelihood`.
         weights: A factor of each example's negative log-likelihood, (examples,). The loss is still divided by
             the number of examples: weights that average 1 keep the scale. A loader gives them as the third
             entry of a batch.
@@ -145,7 +146,7 @@ def fit(
         accumulate: Gradient-accumulation steps per update, to save memory.
         seed: Random seed, for the order of the data, augmentation and all draws.
         device: Device to train on; the model's own if None.
-        in_place: Train the network itself instead of a copy.
+        in_place: Train the network itself, and the likelihood, instead of copies.
         folder: Run folder, for checkpoints, metrics and the posterior.
         resume: Continue the run in `folder`, if there is one.
         checkpoint_seconds: Time between checkpoints.
@@ -205,7 +206,14 @@ def fit(
         held_out = None
         if validation is not None:
             held_out = as_loader(validation, 512, 0, transform, (0, 1), shuffle=False, split=split)
-        noise = likelihood_for(made, loader, likelihood, output).to(device_of(made))
+        noise = likelihood_for(made, loader, likelihood, output)
+        if (
+            not in_place
+            and noise is likelihood
+            and any(p.requires_grad for p in noise.parameters())
+        ):
+            noise = copy.deepcopy(noise)  # what the next run is given must not be this one's result
+        noise = noise.to(device_of(made))
         if not method_class.one_per_rank:
             distributed.broadcast([*made.parameters(), *made.buffers()])
         torch.manual_seed(

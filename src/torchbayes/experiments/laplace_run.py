@@ -137,4 +137,5 @@ def _linearised(trained: TrainedRun, la: Laplace) -> dict[str, float | None]:
 
 def _size(uncertainty: Tensor) -> Tensor:
     """Return the norm of several targets' uncertainties."""
-    return uncertainty.flatten(1).norm(dim=1)
+    size: Tensor = uncertainty.flatten(1).norm(dim=1)
+    return size

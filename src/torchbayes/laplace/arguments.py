@@ -32,8 +32,8 @@ from torchbayes.posterior import Weights
 from torchbayes.prior import GaussianPrior, Prior, as_prior
 
 __all__ = [
-    "CURVATURES", "STRUCTURES", "PriorLike", "check_outputs", "check_size", "curvature_for", "in_copy", "input_batches",
-    "likelihood_for", "one_of", "prior_terms", "structure_for",
+    "CURVATURES", "STRUCTURES", "PriorLike", "check_outputs", "check_size", "curvature_for", "in_copy",
+    "input_batches", "likelihood_for", "one_of", "prior_terms", "structure_for",
 ]  # fmt: skip
 
 STRUCTURES = ("diagonal", "kronecker", "full", "low_rank")

@@ -38,7 +38,7 @@ from torchbayes.laplace.checks import Some, warn_of_training_mode, warn_of_untra
 from torchbayes.laplace.evidence import log_evidence, maximise, scan
 from torchbayes.laplace.gather import Batches, Checkpoint, gather
 from torchbayes.laplace.linearised import Moments, moments
-from torchbayes.laplace.links import LinearisedRegression, bridge, draw_outputs, probit
+from torchbayes.laplace.links import bridge, draw_outputs, probit
 from torchbayes.laplace.network import Network
 from torchbayes.laplace.outputs import EXACT_UP_TO, Observed, noise_of
 from torchbayes.laplace.structure import Solved
@@ -49,6 +49,7 @@ from torchbayes.likelihood import (
 )
 from torchbayes.posterior import Posterior, Weights, Wrapper, snapshot
 from torchbayes.posterior.partial import digest_of_rest, held_names
+from torchbayes.predict.closed_form import GaussianPredictive
 from torchbayes.predict.results import Predictive
 from torchbayes.prior import GaussianPrior
 
@@ -402,7 +403,7 @@ class Laplace:
             drawn = draw_outputs(part.mean, part.covariance, samples, generator)
             return self.likelihood.predictive(drawn)
         assert self.noise is not None
-        return LinearisedRegression(part.mean, part.covariance, self.noise.to(part.mean))
+        return GaussianPredictive(part.mean, part.covariance, self.noise.to(part.mean))
 
     def __repr__(self) -> str:
         count = sum(w.numel() for w in self._structure.weights.values())

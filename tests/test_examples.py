@@ -49,10 +49,13 @@ def test_it_learns_the_digits(
 
 
 def test_laplace_tells_what_the_network_has_not_seen(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = re.findall(r"([\d.]+)% right, NLL ([\d.]+), AUROC ([\d.]+)", printed("trained_network", capsys))
+    rows = re.findall(
+        r"([\d.]+)% right, NLL ([\d.]+), AUROC ([\d.]+)", printed("trained_network", capsys)
+    )
     before, after = ([float(number) for number in row] for row in rows)
     assert before[0] > 90
     assert after[0] > before[0] - 1
+    assert after[1] < before[1]
     assert after[2] > before[2]
 
 

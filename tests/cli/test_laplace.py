@@ -57,7 +57,7 @@ def test_a_classifier(run, tmp_path: Path) -> None:
     assert run("evaluate", result["run"])[0] == 0
     assert run("report", result["run"])[0] == 0
     page = (Path(result["run"]) / "report.html").read_text("utf-8")
-    assert "kronecker" in page
+    assert "kronecker over the last layer" in page
     code, _, err = run("laplace", folder)
     assert code == 2
     assert "already holds a run" in err

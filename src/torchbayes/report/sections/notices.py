@@ -217,8 +217,8 @@ def linearised(results: Results) -> Iterator[Notice]:
         )
         yield _note(
             "{}: the curvature is that of the network linearised in its weights (Gauss–Newton), {} over {}, "
-            "with a prior precision of {}. Predictions here are not linearised: they draw weights and run the "
-            "network itself.",
+            "with a prior precision of {}. Predictions here are not linearised: they draw weights and run "
+            "the network itself.",
             method_name(method), str(structure).replace("_", "-"),
             {"last_layer": "the last layer", "all": "all weights"}.get(subset, subset),
             significant(float(precision)),

@@ -16,6 +16,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 $(VENV)/.world: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[world]"
 	$(BIN)/python -m pip install --quiet --no-deps "timm>=1.0"
+	$(BIN)/python -m pip install --quiet --no-deps -r tests/laplace/peer.txt
 	@touch $@
 
 demo: $(VENV)/.installed  ## train, evaluate and compare every method on the embedded digits data

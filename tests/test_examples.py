@@ -48,6 +48,17 @@ def test_it_learns_the_digits(
     assert first_share(printed(name, capsys)) > 85
 
 
+def test_laplace_tells_what_the_network_has_not_seen(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = re.findall(
+        r"([\d.]+)% right, NLL ([\d.]+), AUROC ([\d.]+)", printed("trained_network", capsys)
+    )
+    before, after = ([float(number) for number in row] for row in rows)
+    assert before[0] > 90
+    assert after[0] > before[0] - 1
+    assert after[1] < before[1]
+    assert after[2] > before[2]
+
+
 def test_the_alarm_rings_for_strange_inputs(capsys: pytest.CaptureFixture[str]) -> None:
     text = printed("ood_alarm", capsys)
     false, true = (float(share) for share in re.findall(r"([\d.]+)%", text))

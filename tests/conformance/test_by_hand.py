@@ -20,6 +20,7 @@ from torchbayes.data import BatchLoader
 from torchbayes.train.averaging import HwaMethod, SwaMethod
 from torchbayes.train.chains import Collection, SamplerMethod
 from torchbayes.train.ensemble import EnsembleMethod
+from torchbayes.train.laplace import LaplaceMethod
 from torchbayes.train.method import Method
 from torchbayes.train.optimizer import OptimizerMethod
 from torchbayes.train.registry import METHODS
@@ -175,6 +176,16 @@ def by_ensemble(method: type[Method]) -> tb.Posterior:
     return members
 
 
+def by_laplace(method: type[Method]) -> tb.Posterior:
+    model, generator = start()
+    optimizer = made(tb.MAP, model, generator)
+    for x, y in batches():
+        step(optimizer, lambda x=x, y=y: F.cross_entropy(model(x), y))
+    la = tb.Laplace(model, batches(EPOCHS - 1), subset="last_layer", check=False)
+    la.optimize_prior()
+    return la.posterior(hold=tb.snapshot(model))
+
+
 LOOPS: dict[type[Method], Callable[[type[Method]], tb.Posterior]] = {
     OptimizerMethod: by_optimizer,
     SamplerMethod: by_sampler,
@@ -185,6 +196,7 @@ LOOPS: dict[type[Method], Callable[[type[Method]], tb.Posterior]] = {
     SwaMethod: by_average,
     HwaMethod: by_hwa,
     EnsembleMethod: by_ensemble,
+    LaplaceMethod: by_laplace,
 }
 
 

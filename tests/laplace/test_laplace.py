@@ -201,7 +201,7 @@ def test_linearised_moments_against_a_brute_force_jacobian(name: str, structure:
     from torchbayes.laplace.linearised import moments
 
     for what in ("covariance", "row_sums"):
-        parts = list(moments(la.model, la._structure, la._solved, new, what, 1 << 20))
+        parts = list(moments(la._network, la._structure, la._solved, new, what, 1 << 20))
         if what == "covariance":
             found = torch.cat([part.covariance for part in parts if part.covariance is not None])
             torch.testing.assert_close(found.double(), cov, rtol=2e-3, atol=1e-4)

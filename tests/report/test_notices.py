@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import torch
 
 from torchbayes.experiments.saved_predictions import Predictions
 from torchbayes.report import Results, load_results
+from torchbayes.report.extras import Extras
+from torchbayes.report.results import RunResult
 from torchbayes.report.sections import notices
 
 from .folders import write_folder
@@ -142,3 +145,15 @@ def test_serious_things_come_first(tmp_path: Path) -> None:
     assert levels == sorted(levels, reverse=True)
     assert True in levels
     assert False in levels
+
+
+def test_what_laplace_linearised(tmp_path: Path) -> None:
+    results = results_of(tmp_path, {"laplace": {"nll": 1.0}, "map": {"nll": 1.0}})
+    history = ({"epoch": 1, "laplace_precision": 5.5},)
+    extras = Extras(options={"subset": "all"})
+    run = RunResult(0, {}, history, extras)
+    methods = tuple(replace(m, runs=(run,)) if m.name == "laplace" else m for m in results.methods)
+    (text,) = said(notices.linearised, replace(results, methods=methods))
+    for part in ("kronecker over all weights", "prior precision of 5.5", "draw weights"):
+        assert part in text
+    assert said(notices.linearised, results) == []

@@ -163,3 +163,18 @@ def test_the_adapters_learn_the_task() -> None:
         batch_size=16, lr=0.1, progress=False,
     )  # fmt: skip
     assert (run.predict(tokens).prediction == labels).float().mean() > 0.9  # type: ignore[attr-defined]
+
+
+def test_laplace_is_over_the_adapters() -> None:
+    tokens, labels = task()
+    net = adapted().net
+    data = {"input_ids": tokens, "labels": labels}
+    la = tb.Laplace(net, data, tb.Categorical(), check=False)
+    assert la.names
+    assert all("lora_" in name or "classifier" in name for name in la.names)
+    p = la.predictive({"input_ids": tokens}, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(p.probs.sum(1), torch.ones(len(tokens)))
+    # The same as through a module that passes on the logits.
+    plain = tb.Laplace(adapted(), (tokens, labels), tb.Categorical(), check=False)
+    assert torch.equal(la.log_marginal_likelihood(), plain.log_marginal_likelihood())
+    assert tb.Laplace(net, data, subset="last_layer", check=False).names

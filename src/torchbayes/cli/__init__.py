@@ -18,6 +18,7 @@ from torchbayes.cli.calibrate import calibrate
 from torchbayes.cli.continual import continual
 from torchbayes.cli.diagnose import diagnose
 from torchbayes.cli.distill import distill
+from torchbayes.cli.laplace import laplace
 from torchbayes.cli.options import TrainingCommand
 from torchbayes.cli.output import visible
 from torchbayes.cli.predict import predict
@@ -57,6 +58,7 @@ app.command("evaluate")(train.evaluate)
 app.command("predict")(predict)
 app.command("compare", cls=TrainingCommand)(compare.compare)
 app.command("report")(compare.report)
+app.command("laplace")(laplace)
 app.command("prune")(prune)
 app.command("diagnose")(diagnose)
 app.command("distill")(distill)

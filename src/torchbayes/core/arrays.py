@@ -14,12 +14,13 @@ from torch.utils.data import (
     IterableDataset,
     RandomSampler,
     SubsetRandomSampler,
+    TensorDataset,
     WeightedRandomSampler,
 )
 
-from torchbayes.core.batch import as_labels, map_leaves
+from torchbayes.core.batch import as_labels, batch_weights, map_leaves, split_batch
 
-__all__ = ["as_inputs", "as_targets", "as_tensors", "is_array"]
+__all__ = ["as_inputs", "as_targets", "as_tensors", "in_memory", "is_array"]
 
 _NUMBERS = "biuf"
 """NumPy's kinds of booleans, integers and floating-point numbers."""
@@ -87,6 +88,42 @@ def as_targets(value: Any) -> Tensor:
         array = value if is_array(value) else np.asarray(value)
         value = _tensor(array, "the targets")
     return as_labels(value)
+
+
+def in_memory(data: Any) -> tuple[Any, Tensor, Any] | None:
+    """Return inputs, targets and weights, if any, of data in memory, as tensors; None for other data."""
+    weights = None
+    if isinstance(data, TensorDataset):
+        data = data.tensors  # no need to gather example by example
+    if isinstance(data, Tensor) or is_array(data):
+        raise TypeError(
+            f"cannot train on a {type(data).__name__} alone: give the targets too, as in fit(model, X, y)"
+        )
+    if isinstance(data, Mapping):
+        inputs, targets = split_batch(data)
+    elif isinstance(data, tuple):
+        weights = batch_weights(data)
+        if len(data) != 2 and weights is None:
+            raise ValueError(
+                f"the data are {len(data)} parts, but inputs and targets are 2: put several inputs into a "
+                "tuple or dictionary of their own, as in ((x1, x2), targets)"
+            )
+        inputs, targets = data[:2]
+    elif (
+        isinstance(data, list)
+        and len(data) == 2
+        and (isinstance(data[1], Tensor) or is_array(data[1]))
+    ):
+        inputs, targets = data
+    else:
+        return None
+    if targets is None:
+        found = f" among {', '.join(map(repr, inputs))}" if isinstance(inputs, Mapping) else ""
+        raise ValueError(
+            f"the data have no targets{found}: give them too, as in fit(model, inputs, targets), or in a "
+            "dictionary under 'labels'"
+        )
+    return as_tensors(inputs), as_targets(targets), weights
 
 
 def _tensor(value: Any, what: str) -> Tensor:

@@ -4,35 +4,40 @@ from __future__ import annotations
 
 import copy
 import difflib
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from torchbayes.core.arrays import as_inputs
 from torchbayes.core.batch import Inputs, split_batch
 from torchbayes.laplace.diagonal import Diagonal
 from torchbayes.laplace.evidence import by_tensor
 from torchbayes.laplace.full import Full
 from torchbayes.laplace.kronecker import Kronecker
 from torchbayes.laplace.low_rank import LowRank
-from torchbayes.laplace.outputs import EXACT_UP_TO, has_root
+from torchbayes.laplace.outputs import EXACT_UP_TO, draws_labels, has_root
 from torchbayes.laplace.structure import Structure
 from torchbayes.laplace.subset import Subset
 from torchbayes.likelihood import (
     Categorical,
-    GaussianNoise,
     Likelihood,
     Observation,
     as_likelihood,
+    inferred_likelihood,
 )
 from torchbayes.posterior import Weights
 from torchbayes.prior import GaussianPrior, Prior, as_prior
 
 __all__ = [
-    "PriorLike", "check_outputs", "check_size", "curvature_for", "in_copy", "input_batches",
-    "likelihood_for", "one_of", "prior_terms", "structure_for",
+    "CURVATURES", "STRUCTURES", "PriorLike", "check_outputs", "check_size", "curvature_for", "in_copy",
+    "input_batches", "likelihood_for", "one_of", "prior_terms", "structure_for",
 ]  # fmt: skip
+
+STRUCTURES = ("diagonal", "kronecker", "full", "low_rank")
+CURVATURES = ("ggn", "sampled", "empirical")
 
 _FULL_UP_TO = 20_000  # weights, whose matrix takes 3 GB in double precision
 
@@ -57,20 +62,23 @@ def in_copy(subset: Subset, network: nn.Module, twin: nn.Module) -> Subset:
     return [each if isinstance(each, str) else twins.get(id(each), each) for each in subset]
 
 
-def likelihood_for(given: Any, targets: Tensor) -> Likelihood:
-    """Return a copy of the likelihood that is given, or one by the type of the targets."""
-    if given is not None:
-        return copy.deepcopy(as_likelihood(given))
-    return GaussianNoise(learned=True) if targets.is_floating_point() else Categorical()
-
-
-def check_outputs(model: nn.Module, likelihood: Likelihood, outputs: Any, targets: Tensor) -> None:
-    """Raise an error of one sentence if outputs, targets and likelihood do not fit."""
-    if not isinstance(outputs, Tensor):
-        raise TypeError(
-            f"{type(model).__name__} returns a {type(outputs).__name__}: Laplace needs a module that returns "
-            "one tensor; wrap it in a module that selects one"
+def likelihood_for(
+    given: Any, outputs: Tensor, targets: Tensor, weights: Tensor | None
+) -> Likelihood:
+    """Return a copy of the likelihood that is given, or the one that `fit` would infer."""
+    if given is None:
+        return inferred_likelihood(outputs, targets)
+    likelihood = copy.deepcopy(as_likelihood(given))
+    if weights is not None and "weights" not in inspect.signature(likelihood.loss).parameters:
+        raise ValueError(
+            f"there are weights of the examples, but {type(likelihood).__name__}.loss does not take any: "
+            "give it a third argument, weights"
         )
+    return likelihood
+
+
+def check_outputs(likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> None:
+    """Raise an error of one sentence if outputs, targets and likelihood do not fit."""
     if isinstance(likelihood, Categorical) and targets.is_floating_point():
         raise ValueError(
             f"targets are {targets.dtype}, which are not class labels: convert them to int64, or pass "
@@ -85,12 +93,17 @@ def check_outputs(model: nn.Module, likelihood: Likelihood, outputs: Any, target
                 f"({str(error).splitlines()[0]}): a loss is no likelihood; pass torchbayes.Categorical(), "
                 "GaussianNoise(…), or a function from outputs to a torch distribution"
             ) from error
-    likelihood.loss(outputs, targets)
+    likelihood.loss(outputs, targets[: len(outputs)])
 
 
 def curvature_for(given: str | None, likelihood: Likelihood, outputs: Tensor) -> str:
     """Return the curvature that is given, or the default for these outputs."""
     exact = has_root(likelihood, outputs)
+    if not draws_labels(likelihood) and given in (None, "sampled"):
+        raise ValueError(
+            f"labels cannot be drawn from a {type(likelihood).__name__}: use curvature='empirical', or give "
+            "the likelihood as a function from outputs to a torch distribution"
+        )
     if given is None:
         return "ggn" if exact and outputs[0].numel() <= EXACT_UP_TO else "sampled"
     if given == "ggn" and not exact:
@@ -175,6 +188,7 @@ def prior_terms(value: PriorLike, weights: Weights) -> tuple[dict[str, Tensor], 
 
 def input_batches(inputs: Any) -> Iterator[Inputs]:
     """Yield the batches of a loader, or the inputs as one batch."""
+    inputs = as_inputs(inputs)
     if isinstance(inputs, (Tensor, tuple, Mapping)) or not isinstance(inputs, Iterable):
         yield inputs
     else:

@@ -12,7 +12,8 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from torchbayes.core.batch import call, map_tensors, slice_batch
+from torchbayes.core.batch import map_tensors, slice_batch
+from torchbayes.laplace.network import Network
 from torchbayes.likelihood import Likelihood
 
 __all__ = ["Some", "warn_of_training_mode", "warn_of_untrained"]
@@ -32,26 +33,31 @@ class Some:
 
     def __init__(self, batches: int | None) -> None:
         self._each = 16 if batches is None else max(2, -(-_EXAMPLES // batches))
-        self._parts: list[tuple[Any, Tensor]] = []
-        self._count = 0
+        self._parts: list[tuple[Any, Tensor, Tensor]] = []
+        self._count, self._weighted = 0, False
 
-    def add(self, inputs: Any, targets: Tensor) -> None:
+    def add(self, inputs: Any, targets: Tensor, weights: Tensor | None) -> None:
         """Keep some examples of a batch."""
         if self._count < _EXAMPLES:
-            self._parts.append((slice_batch(inputs, 0, self._each), targets[: self._each]))
-            self._count += len(self._parts[-1][1])
+            labels = targets[: self._each]
+            own = labels.new_ones(len(labels), dtype=torch.get_default_dtype())
+            if weights is not None:
+                own, self._weighted = weights[: self._each], True
+            self._parts.append((slice_batch(inputs, 0, self._each), labels, own))
+            self._count += len(labels)
 
-    def joined(self) -> tuple[Any, Tensor] | None:
-        """Return inputs and targets; None if there are too few, or shapes differ from batch to batch."""
+    def joined(self) -> tuple[Any, Tensor, Tensor | None] | None:
+        """Return inputs, targets and weights, if any; None if they are too few or of many shapes."""
         if self._count < 16:
             return None
-        leaves, specs = zip(*(tree_flatten(inputs) for inputs, _ in self._parts), strict=True)
+        leaves, specs = zip(*(tree_flatten(part[0]) for part in self._parts), strict=True)
         try:
             inputs = [
                 torch.cat(parts) if isinstance(parts[0], Tensor) and parts[0].dim() else parts[0]
                 for parts in zip(*leaves, strict=True)
             ]
-            return tree_unflatten(inputs, specs[0]), torch.cat([t for _, t in self._parts])
+            targets, weights = (torch.cat([part[i] for part in self._parts]) for i in (1, 2))
+            return tree_unflatten(inputs, specs[0]), targets, weights if self._weighted else None
         except (RuntimeError, ValueError):
             return None
 
@@ -71,9 +77,9 @@ def warn_of_training_mode(model: nn.Module) -> None:
 
 
 def warn_of_untrained(
-    model: nn.Module, likelihood: Likelihood, weights: Mapping[str, Tensor],
+    network: Network, likelihood: Likelihood, weights: Mapping[str, Tensor],
     precision: Mapping[str, Tensor], means: Mapping[str, Tensor], train_size: int, inputs: Any,
-    targets: Tensor,
+    targets: Tensor, weighing: Tensor | None,
 ) -> None:  # fmt: skip
     """Warn if a gradient step lowers both the loss and the loss with the prior much: at a minimum none does.
 
@@ -82,7 +88,7 @@ def warn_of_untrained(
     not help others.
 
     Args:
-        model: The network, with its weights of the subset alone requiring a gradient; restored afterwards.
+        network: The network, with its weights of the subset alone requiring a gradient; restored afterwards.
         likelihood: The likelihood.
         weights: The weights of the subset.
         precision: The prior's precisions.
@@ -90,11 +96,13 @@ def warn_of_untrained(
         train_size: Number of training examples.
         inputs: Some of the training inputs.
         targets: Their targets.
+        weighing: Their weights, if they have any.
     """
 
     def loss(half: int) -> Tensor:
         part = map_tensors(inputs, lambda t: t[half::2] if t.dim() else t)
-        return likelihood.loss(call(model, part), targets[half::2])
+        given = () if weighing is None else (weighing[half::2],)
+        return likelihood.loss(network(part), targets[half::2], *given)
 
     flat = _Prior(weights, {n: 0 * delta for n, delta in precision.items()}, means, train_size)
     own = _Prior(weights, precision, means, train_size)

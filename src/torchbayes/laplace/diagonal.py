@@ -33,7 +33,7 @@ class Diagonal(Structure):
 
     name = "diagonal"
 
-    def add(self, records: Records, first: bool) -> None:
+    def add(self, records: Records, first: bool, weights: Tensor | None = None) -> None:
         """Add squares."""
         for name, record in records.items():
             weight = self.weights[name]

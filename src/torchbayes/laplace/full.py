@@ -35,7 +35,7 @@ class Full(Structure):
         self.size = sum(w.numel() for w in weights.values())
         self._values: Tensor | None = None
 
-    def add(self, records: Records, first: bool) -> None:
+    def add(self, records: Records, first: bool, weights: Tensor | None = None) -> None:
         """Add Σ ∇ ∇ᵀ."""
         rows = all_rows(records, self.weights, 0, next(iter(records.values())).examples)
         # In double precision a sum of products has no eigenvalue below 0 that a prior does not outweigh.

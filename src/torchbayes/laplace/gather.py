@@ -13,12 +13,14 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, RandomSampler
 
 from torchbayes.core import distributed
-from torchbayes.core.batch import batch_len, call, slice_batch, split_batch, to_device
+from torchbayes.core.arrays import in_memory, is_array
+from torchbayes.core.batch import as_labels, batch_len, batch_weights, slice_batch, split_batch
 from torchbayes.core.storage import PosteriorFileError, read_tensors, write_tensors
 from torchbayes.curvature import Tape
 from torchbayes.laplace.checks import Some
 from torchbayes.laplace.kronecker import Kronecker
-from torchbayes.laplace.outputs import Observed, columns
+from torchbayes.laplace.network import Network
+from torchbayes.laplace.outputs import Observed, columns, factors_of
 from torchbayes.laplace.structure import Structure, record_size
 from torchbayes.posterior.partial import digest_of_rest
 
@@ -35,8 +37,15 @@ class Batches:
     """The training data, batch by batch and in the same order every time; of a process, its own share.
 
     Args:
-        data: A pair (inputs, targets), a map-style data set, or an iterable of batches such as a loader.
+        data: A pair (inputs, targets) of tensors, arrays or frames, with weights of the examples as a third
+            entry if there are any, or a dictionary with the targets among them; a map-style data set; or an
+            iterable of batches such as a loader.
         batch_size: Examples per batch for a pair or a data set.
+
+    Attributes:
+        size: Number of examples, if it is known.
+        shuffled: Whether the order is another one in every pass.
+        targets: The targets of all examples, if they are in memory.
     """
 
     def __init__(self, data: Any, batch_size: int) -> None:
@@ -45,19 +54,21 @@ class Batches:
         self.shuffled = False
         if hasattr(data, "inputs") and hasattr(data, "targets") and not hasattr(data, "__iter__"):
             data = (data.inputs, data.targets)  # a Split
-        if isinstance(data, (tuple, list)) and len(data) == 2 and isinstance(data[1], Tensor):
-            self._source: Iterable[Any] = _Pair(data[0], data[1], batch_size)
-            self.size = len(data[1])
+        self.targets: Tensor | None = None
+        given = None if _alone(data) else in_memory(data)
+        if given is not None:
+            self._source: Iterable[Any] = _Pair(*given, batch_size)
+            self.targets, self.size = given[1], len(given[1])
         elif isinstance(data, Dataset) and not isinstance(data, IterableDataset):
             self._source = DataLoader(data, batch_size)
             self.size = len(data)  # type: ignore[arg-type]
-        elif isinstance(data, Iterable) and not isinstance(data, (Tensor, str, dict)):
+        elif isinstance(data, Iterable) and not _alone(data):
             self._source = data
             self._ask(data)
         else:
             raise TypeError(
-                f"cannot take a {type(data).__name__} as training data: pass a pair of tensors (inputs, "
-                "targets), a data set or a loader"
+                f"cannot take a {type(data).__name__} as training data: pass a pair (inputs, targets), a "
+                "data set or a loader"
             )
 
     def _ask(self, loader: Any) -> None:
@@ -83,35 +94,40 @@ class Batches:
         except TypeError:
             return 0
 
-    def first(self) -> tuple[Any, Tensor]:
-        """Return the first batch."""
+    def first(self) -> tuple[Any, Tensor, Tensor | None]:
+        """Return the first batch: inputs, targets and weights, if there are any."""
         for batch in self._source:
             if iter(self._source) is self._source:  # an iterator, which gives it only once
                 self._source = chain([batch], self._source)
             return _with_targets(batch)
         raise ValueError("the training data have no batches: Laplace needs at least one example")
 
-    def each(self, start: int) -> Iterator[tuple[int, Any, Tensor]]:
-        """Yield (index, inputs, targets) of this process's batches from number `start` on."""
+    def each(self, start: int) -> Iterator[tuple[int, Any, Tensor, Tensor | None]]:
+        """Yield (index, inputs, targets, weights) of this process's batches from number `start` on."""
         for index, batch in enumerate(self._source):
             if index >= start and index % self.world == self.rank:
                 yield index, *_with_targets(batch)
 
 
-def _with_targets(batch: Any) -> tuple[Any, Tensor]:
+def _alone(data: Any) -> bool:
+    """Whether data are inputs without targets, or none at all."""
+    return isinstance(data, (Tensor, str)) or is_array(data)
+
+
+def _with_targets(batch: Any) -> tuple[Any, Tensor, Tensor | None]:
     inputs, targets = split_batch(batch)
     if targets is None:
         raise ValueError("the training data have no targets: give pairs of inputs and targets")
-    return inputs, targets
+    return inputs, as_labels(targets), batch_weights(batch)
 
 
 class _Pair:
-    def __init__(self, inputs: Any, targets: Tensor, size: int) -> None:
+    def __init__(self, inputs: Any, targets: Tensor, weights: Tensor | None, size: int) -> None:
         if batch_len(inputs) != len(targets):
             raise ValueError(
                 f"there are {batch_len(inputs)} inputs but {len(targets)} targets: give one target per input"
             )
-        self.inputs, self.targets, self.size = inputs, targets, size
+        self.inputs, self.targets, self.weights, self.size = inputs, targets, weights, size
 
     def __len__(self) -> int:
         return -(-len(self.targets) // self.size)
@@ -119,7 +135,8 @@ class _Pair:
     def __iter__(self) -> Iterator[Any]:
         for start in range(0, len(self.targets), self.size):
             stop = start + self.size
-            yield slice_batch(self.inputs, start, stop), self.targets[start:stop]
+            pair = slice_batch(self.inputs, start, stop), self.targets[start:stop]
+            yield pair if self.weights is None else (*pair, self.weights[start:stop])
 
 
 class Checkpoint:
@@ -192,10 +209,10 @@ class Checkpoint:
         self._saved = time.monotonic()
 
 
-def _piece_size(model: nn.Module, tape: Tape, inputs: Any) -> int:
+def _piece_size(network: Network, tape: Tape, inputs: Any) -> int:
     """Return the number of examples whose records have about `_PIECE` bytes."""
     with tape.block():
-        outputs = call(model, slice_batch(inputs, 0, 1))
+        outputs = network(slice_batch(inputs, 0, 1))
         with torch._C.DisableTorchFunction():
             records = tape.backward(outputs, torch.ones_like(outputs))
     count = sum(sum(record_size(record)) for record in records.values())
@@ -203,21 +220,26 @@ def _piece_size(model: nn.Module, tape: Tape, inputs: Any) -> int:
 
 
 @torch.no_grad()
-def _add(structure: Structure, tape: Tape, outputs: Tensor, column: Tensor, first: bool) -> None:
+def _add(
+    structure: Structure, tape: Tape, outputs: Tensor, column: Tensor, first: bool,
+    weights: Tensor | None,
+) -> None:  # fmt: skip
     if structure.streams:
-        tape.stream(outputs, column, lambda name, record: structure.add({name: record}, first))
+        tape.stream(
+            outputs, column, lambda name, record: structure.add({name: record}, first, weights)
+        )
     else:
-        structure.add(tape.backward(outputs, column), first)
+        structure.add(tape.backward(outputs, column), first, weights)
 
 
 def gather(
-    model: nn.Module, structure: Structure, observed: Observed, batches: Batches, kind: str,
+    network: Network, structure: Structure, observed: Observed, batches: Batches, kind: str,
     generator: torch.Generator, samples: int, checkpoint: Checkpoint, some: Some,
 ) -> None:  # fmt: skip
     """Go through the training data once.
 
     Args:
-        model: The network, in evaluation mode.
+        network: The network.
         structure: Receives the curvature.
         observed: Receives the log-likelihood.
         batches: The data.
@@ -227,7 +249,7 @@ def gather(
         checkpoint: Where sums are kept.
         some: Receives some of the examples.
     """
-    device = next(iter(structure.weights.values())).device
+    device = network.device
     start, finished = checkpoint.load(structure, observed, generator)
     if start and batches.shuffled:
         raise ValueError(
@@ -235,23 +257,29 @@ def gather(
             "loader without shuffling, or delete the folder's file"
         )
     if not finished:
-        tape = Tape(model, structure.weights)
+        tape = Tape(network.model, structure.weights)
         index, size = start - 1, 0
-        for index, inputs, targets in batches.each(start):
-            inputs, targets = to_device(inputs, device), targets.to(device)
-            some.add(inputs, targets)
-            size = size or _piece_size(model, tape, inputs)
+        for index, inputs, targets, weights in batches.each(start):
+            inputs, targets = network.suited(inputs), targets.to(device)
+            weights = None if weights is None else weights.to(device)
+            some.add(inputs, targets, weights)
+            size = size or _piece_size(network, tape, inputs)
             for first in range(0, len(targets), size):
                 piece = slice_batch(inputs, first, first + size)
                 labels = targets[first : first + size]
+                own = None if weights is None else weights[first : first + size]
                 with tape.block():
-                    outputs = call(model, piece)
+                    outputs = network(piece)
                     fixed = outputs.detach()
-                    observed.add(fixed, labels)
-                    made = columns(kind, observed.likelihood, fixed, labels, generator, samples)
+                    factors = factors_of(observed.likelihood, fixed, labels, own)
+                    observed.add(fixed, labels, own, factors)
+                    made = columns(
+                        kind, observed.likelihood, fixed, labels, generator, samples, factors
+                    )
+                    each = None if factors is None else factors.reshape(len(fixed), -1).mean(1)
                     with torch._C.DisableTorchFunction():
                         for place, column in enumerate(made):
-                            _add(structure, tape, outputs, column, place == 0)
+                            _add(structure, tape, outputs, column, place == 0, each)
             checkpoint.save(structure, observed, generator, index + 1, False)
         checkpoint.save(structure, observed, generator, index + 1, True)
     if distributed.any_of([observed.examples == 0])[0]:
@@ -265,6 +293,10 @@ def gather(
             [observed.examples, observed.count, observed.total], dtype=torch.float64, device=device
         )
         distributed.sum_packed([facts])
-        observed.examples, observed.count = int(facts[0]), int(facts[1])
-        observed.total = float(facts[2])
+        observed.examples = int(facts[0])
+        observed.count, observed.total = float(facts[1]), float(facts[2])
+    if observed.count == 0:
+        raise ValueError(
+            "every training example is ignored or has the weight 0: Laplace needs some that count"
+        )
     structure.finish()

@@ -6,7 +6,7 @@ form of E. Daxberger et al., Laplace Redux, NeurIPS 2021, whose conventions thes
 | symbol | here |
 | --- | --- |
 | B = Σₙ Σ_c Σₜ g gᵀ, g the gradient at an output of the layer for column c and position t | `outputs/…` |
-| A = (1/NT) Σₙ Σₜ a aᵀ, a an input of the layer | `inputs/…` divided by `rows/…` |
+| A = (1/NT) Σₙ Σₜ a aᵀ, a an input of the layer; a weighted mean | `inputs/…` divided by `rows/…` |
 | the weight's curvature, B ⊗ A = (U_B ⊗ U_A)(λ_B ⊗ λ_A)(U_B ⊗ U_A)ᵀ | |
 | the bias's curvature, B | |
 
@@ -47,18 +47,26 @@ def _factored(record: Record) -> bool:
     return isinstance(record, LinearRecord)
 
 
-def _add_inputs(record: Record, total: Tensor) -> int:
-    """Add Σ a aᵀ over examples and positions to `total`, its lower triangle; return their number."""
+def _add_inputs(record: Record, total: Tensor, weights: Tensor | None) -> float:
+    """Add Σ a aᵀ over examples and positions to `total`, its lower triangle; return their number.
+
+    Weights of the examples multiply both, so that an example of weight 2 counts as two.
+    """
+    root = None if weights is None else weights.sqrt().to(total).reshape(-1, 1, 1)
+    count = record.examples if weights is None else float(weights.sum())
     if isinstance(record, LinearRecord):
-        rows = record.x.reshape(-1, record.x.shape[-1])
+        x = record.x if root is None else record.x * root
+        rows = x.reshape(-1, x.shape[-1])
         total.addmm_(rows.t(), rows)
-        return len(rows)
+        return count * x.shape[1]
     assert isinstance(record, ConvRecord)
     patches = record.patches()
     step = max(1, CHUNK // (patches.rows * patches.positions))
     for start in range(0, record.examples, step):
-        _add_outer(patches.of(start, min(start + step, record.examples)), total)
-    return record.examples * patches.positions
+        stop = min(start + step, record.examples)
+        part = patches.of(start, stop)
+        _add_outer(part if root is None else part * root[start:stop], total)
+    return count * patches.positions
 
 
 def _add_outer(features: Tensor, total: Tensor) -> None:
@@ -113,7 +121,7 @@ class Kronecker(Structure):
         self._outputs: dict[str, _Factor] = {}
         self._inputs: dict[str, _Factor] = {}
 
-    def add(self, records: Records, first: bool) -> None:
+    def add(self, records: Records, first: bool, weights: Tensor | None = None) -> None:
         """Add the outputs' factors and squares; at the first column the inputs' factors too."""
         names = {id(weight): name for name, weight in self.weights.items()}
         for name, record in records.items():
@@ -123,7 +131,7 @@ class Kronecker(Structure):
                 _add_outputs(record, self._sum(f"outputs/{name}", (len(weight),) * 2, weight))
                 if first:
                     inputs = self._sum(f"inputs/{name}", (size, size), weight)
-                    rows = _add_inputs(record, inputs)
+                    rows = _add_inputs(record, inputs, weights)
                     if f"rows/{name}" not in self.sums:  # a tensor, for `reduce`
                         self.sums[f"rows/{name}"] = inputs.new_zeros((), dtype=torch.float64)
                     self.sums[f"rows/{name}"] += rows

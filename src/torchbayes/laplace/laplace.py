@@ -10,15 +10,19 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from torchbayes.core.batch import call, slice_batch, to_device
-from torchbayes.core.names import named_parameters, unwrapped
+from torchbayes.core.batch import slice_batch
+from torchbayes.core.names import named_parameters, named_weights, unwrapped
+from torchbayes.core.outputs import Output
 from torchbayes.laplace.arguments import (
+    CURVATURES,
+    STRUCTURES,
     PriorLike,
     check_outputs,
     check_size,
@@ -34,7 +38,8 @@ from torchbayes.laplace.checks import Some, warn_of_training_mode, warn_of_untra
 from torchbayes.laplace.evidence import log_evidence, maximise, scan
 from torchbayes.laplace.gather import Batches, Checkpoint, gather
 from torchbayes.laplace.linearised import Moments, moments
-from torchbayes.laplace.links import LinearisedRegression, bridge, draw_outputs, probit
+from torchbayes.laplace.links import bridge, draw_outputs, probit
+from torchbayes.laplace.network import Network
 from torchbayes.laplace.outputs import EXACT_UP_TO, Observed, noise_of
 from torchbayes.laplace.structure import Solved
 from torchbayes.laplace.subset import Subset, subset_names
@@ -44,13 +49,12 @@ from torchbayes.likelihood import (
 )
 from torchbayes.posterior import Posterior, Weights, Wrapper, snapshot
 from torchbayes.posterior.partial import digest_of_rest, held_names
+from torchbayes.predict.closed_form import GaussianPredictive
 from torchbayes.predict.results import Predictive
 from torchbayes.prior import GaussianPrior
 
 __all__ = ["Laplace"]
 
-_STRUCTURES = ("diagonal", "kronecker", "full", "low_rank")
-_CURVATURES = ("ggn", "sampled", "empirical")
 _LINKS = ("probit", "mc", "bridge")
 _VALIDATION_GRID = torch.logspace(-4, 6, 21, dtype=torch.float64)
 
@@ -62,10 +66,11 @@ class Laplace:
 
     Args:
         model: The trained network.
-        train_data: What it was trained on, without augmentation: a pair of tensors (inputs, targets), a
-            data set, or a loader. A loader that does not shuffle can be resumed.
-        likelihood: Meaning of the outputs, as in training. By default classes for integer targets, and for
-            real ones Gaussian noise of the size of the training errors.
+        train_data: What it was trained on, without augmentation: a pair (inputs, targets) of tensors, arrays
+            or frames, a data set, or a loader. Weights of examples, a third entry, multiply their curvature.
+            A loader that does not shuffle can be resumed.
+        likelihood: Meaning of the outputs, as in training; by default what `fit` would infer, with Gaussian
+            noise of the size of the training errors.
         structure: `"diagonal"`, `"kronecker"`, `"full"` (up to 20,000 weights) or `"low_rank"`.
         subset: Which weights are uncertain: `"all"` (that is, the trainable ones), `"last_layer"`, or names,
             patterns such as `"layer4.*"`, or modules.
@@ -81,6 +86,7 @@ class Laplace:
         folder: Folder for the statistics. If the pass is stopped, the same call resumes it; when it was
             finished, the same call needs no pass.
         generator: Source of the labels of `"sampled"`.
+        output: Where the likelihood's tensor is in what the network returns; see `torchbayes.predictive`.
         check: Warn of a network in training mode, and of one that is far from a maximum of the posterior.
 
     Attributes:
@@ -104,11 +110,11 @@ class Laplace:
         structure: str = "kronecker", subset: Subset = "all", prior: PriorLike = 1.0,
         curvature: str | None = None, samples: int = 1, rank: int = 20, batch_size: int = 128,
         train_size: int | None = None, folder: str | Path | None = None,
-        generator: torch.Generator | None = None, check: bool = True,
+        generator: torch.Generator | None = None, output: Output = None, check: bool = True,
     ) -> None:  # fmt: skip
-        one_of("structure", structure, _STRUCTURES)
+        one_of("structure", structure, STRUCTURES)
         if curvature is not None:
-            one_of("curvature", curvature, _CURVATURES)
+            one_of("curvature", curvature, CURVATURES)
         for what, value in (("samples", samples), ("rank", rank), ("batch_size", batch_size)):
             if value < 1:
                 raise ValueError(f"{what} is {value}: expected a whole number of at least 1")
@@ -118,27 +124,28 @@ class Laplace:
         batches = Batches(train_data, batch_size)
         self.model = copy.deepcopy(network).eval()
         parameters = named_parameters(self.model)
-        device = next((p.device for p in parameters.values()), torch.device("cpu"))
-        inputs, targets = batches.first()
-        inputs, targets = to_device(slice_batch(inputs, 0, 2), device), targets[:2].to(device)
-        estimated = likelihood is None and targets.is_floating_point()
-        self.likelihood = likelihood_for(likelihood, targets).to(device)
-        self.names = subset_names(
-            self.model, in_copy(subset, network, self.model), inputs
-        )  # fmt: skip
+        self._network = Network(self.model, output)
+        inputs, targets, given = batches.first()
+        inputs = self._network.suited(slice_batch(inputs, 0, 2))
+        targets = (targets if batches.targets is None else batches.targets).to(self._device)
+        self.names = subset_names(self._network, in_copy(subset, network, self.model), inputs)
         for name, p in parameters.items():
             p.requires_grad_(name in self.names)
         weights: Weights = {name: parameters[name] for name in self.names}
         with torch.no_grad():
-            outputs = call(self.model, inputs)
-        check_outputs(self.model, self.likelihood, outputs, targets)
+            outputs = self._network(inputs)
+        self.likelihood = likelihood_for(likelihood, outputs, targets, given).to(self._device)
+        estimated = likelihood is None and noise_of(self.likelihood) is not None
+        check_outputs(self.likelihood, outputs, targets)
+        if batches.targets is not None:
+            self.likelihood.check(outputs, targets)
         self._outputs = outputs[0].numel()
         self.curvature = curvature_for(curvature, self.likelihood, outputs)
         self.structure = structure
         self._structure = structure_for(structure, weights, rank)
         self.prior = prior
         if generator is None:
-            generator = torch.Generator(device).manual_seed(0)
+            generator = torch.Generator(self._device).manual_seed(0)
         self._observed = Observed(self.likelihood)
         settings = {
             "structure": structure, "curvature": self.curvature, "names": self.names,
@@ -146,7 +153,7 @@ class Laplace:
         }  # fmt: skip
         some = Some(len(batches) or None)
         gather(
-            self.model, self._structure, self._observed, batches, self.curvature, generator, samples,
+            self._network, self._structure, self._observed, batches, self.curvature, generator, samples,
             Checkpoint(folder, self.model, settings), some,
         )  # fmt: skip
         self.train_size = self._observed.examples
@@ -156,7 +163,7 @@ class Laplace:
         kept = some.joined() if check else None
         if kept is not None:
             warn_of_untrained(
-                self.model, self.likelihood, weights, self._precision, self._means, self.train_size,
+                self._network, self.likelihood, weights, self._precision, self._means, self.train_size,
                 *kept,
             )  # fmt: skip
 
@@ -211,9 +218,15 @@ class Laplace:
 
     # Results.
 
-    def posterior(self) -> Posterior:
-        """Return the posterior over the uncertain weights, to draw from, save and predict with."""
-        held = held_names(self.model, self.names)
+    def posterior(self, hold: Iterable[str] = ()) -> Posterior:
+        """Return the posterior over the uncertain weights, to draw from, save and predict with.
+
+        Args:
+            hold: Names of weights and buffers to hold too, without a spread. What is not held has to be the
+                same in the network that the posterior is used with.
+        """
+        names = held_names(self.model, self.names)
+        held = [n for n in named_weights(self.model) if n in {*names, *hold}]
         return self._solved.posterior(
             snapshot(self.model, held), model_name=type(self.model).__name__,
             rest=digest_of_rest(self.model, held),
@@ -304,7 +317,7 @@ class Laplace:
         for delta in _VALIDATION_GRID:
             self.prior = delta
             total = count = 0.0
-            for _, inputs, targets in Batches(validation, 512).each(0):
+            for _, inputs, targets, _ in Batches(validation, 512).each(0):
                 generator = torch.Generator().manual_seed(0)
                 p = self.predictive(inputs, generator=generator)
                 log_probs = p.log_prob(targets.to(self._device))
@@ -316,7 +329,7 @@ class Laplace:
 
     @property
     def _device(self) -> torch.device:
-        return next(iter(self._structure.weights.values())).device
+        return self._network.device
 
     def predictive(
         self, inputs: Any, link: str | None = None, *, samples: int = 100,
@@ -362,9 +375,9 @@ class Laplace:
         what = {"probit": "variance", "bridge": "row_sums"}.get(link or "", "covariance")
         parts: list[Predictive] = []
         for batch in input_batches(inputs):
-            batch = to_device(batch, self._device)
+            batch = self._network.suited(batch)
             for part in moments(
-                self.model, self._structure, self._solved, batch, what, max_memory
+                self._network, self._structure, self._solved, batch, what, max_memory
             ):  # fmt: skip
                 parts.append(self._linked(part, link, samples, generator))
         if not parts:
@@ -390,7 +403,7 @@ class Laplace:
             drawn = draw_outputs(part.mean, part.covariance, samples, generator)
             return self.likelihood.predictive(drawn)
         assert self.noise is not None
-        return LinearisedRegression(part.mean, part.covariance, self.noise.to(part.mean))
+        return GaussianPredictive(part.mean, part.covariance, self.noise.to(part.mean))
 
     def __repr__(self) -> str:
         count = sum(w.numel() for w in self._structure.weights.values())

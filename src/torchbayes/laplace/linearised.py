@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from torchbayes.core.batch import batch_len, call, slice_batch
+from torchbayes.core.batch import batch_len, slice_batch
 from torchbayes.curvature import Tape
 from torchbayes.curvature.accumulate import Record
+from torchbayes.laplace.network import Network
 from torchbayes.laplace.structure import Records, Solved, Structure, record_size
 
 __all__ = ["Moments", "moments"]
@@ -44,12 +45,12 @@ class Moments:
 
 
 def moments(
-    model: nn.Module, structure: Structure, solved: Solved, inputs: Any, what: str, max_memory: int
+    network: Network, structure: Structure, solved: Solved, inputs: Any, what: str, max_memory: int
 ) -> Iterator[Moments]:
     """Yield the Gaussians over the outputs, for as many examples at a time as fit into memory.
 
     Args:
-        model: The network, in evaluation mode.
+        network: The network.
         structure: The structure, for its weights.
         solved: The structure with its prior and noise.
         inputs: Inputs of the network.
@@ -62,22 +63,22 @@ def moments(
     count = batch_len(inputs)
     if count == 0:
         raise ValueError("there is nothing to predict: the inputs have no examples")
-    tape = Tape(model, structure.weights)
-    together, at_once = _measure(model, tape, structure, inputs, what, max_memory)
+    tape = Tape(network.model, structure.weights)
+    together, at_once = _measure(network, tape, structure, inputs, what, max_memory)
     for start in range(0, count, together):
         part = slice_batch(inputs, start, min(start + together, count))
         with tape.block():
-            outputs = call(model, part)
+            outputs = network(part)
             with torch._C.DisableTorchFunction():
                 yield _moments(tape, outputs, list(structure.weights), solved, what, at_once)
 
 
 def _measure(
-    model: nn.Module, tape: Tape, structure: Structure, inputs: Any, what: str, max_memory: int
+    network: Network, tape: Tape, structure: Structure, inputs: Any, what: str, max_memory: int
 ) -> tuple[int, int]:
     """Return how many examples to run together, and how many of them to make rows of at once."""
     with tape.block():
-        outputs = call(model, slice_batch(inputs, 0, 1))
+        outputs = network(slice_batch(inputs, 0, 1))
         with torch._C.DisableTorchFunction():
             records = tape.backward(outputs, torch.ones_like(outputs))
     outputs_count = outputs[0].numel()

@@ -13,17 +13,11 @@ import math
 
 import torch
 from torch import Tensor
-from torch.distributions import Normal
 
 from torchbayes.core.noise import normal_
-from torchbayes.predict.results import (
-    ClassPredictive,
-    Predictive,
-    RegressionPredictive,
-    like_predictions,
-)
+from torchbayes.predict.results import ClassPredictive
 
-__all__ = ["LinearisedRegression", "bridge", "draw_outputs", "probit"]
+__all__ = ["bridge", "draw_outputs", "probit"]
 
 # Draws of the outputs for the aleatoric part of probit's entropy, which has no closed form.
 _DRAWS = 32
@@ -92,57 +86,3 @@ def draw_outputs(
     noise = normal_(flat.new_empty(samples, *flat.shape), generator)
     drawn = flat + torch.einsum("nij,snj->sni", root, noise)
     return drawn.view(samples, *outputs.shape)
-
-
-class LinearisedRegression(RegressionPredictive):
-    """A Gaussian prediction: the network's output, its uncertainty about the weights, and the noise.
-
-    Args:
-        outputs: Means, (examples, …).
-        covariance: Covariances of the flattened outputs, (examples, outputs, outputs).
-        noise: Standard deviation of the noise.
-    """
-
-    def __init__(self, outputs: Tensor, covariance: Tensor, noise: Tensor) -> None:
-        self.covariance, self.noise = covariance, noise
-        variance = covariance.diagonal(dim1=1, dim2=2).clamp_min(0).reshape(outputs.shape)
-        self._spread = variance.sqrt()
-        total = (variance + noise.square()).sqrt()
-        super().__init__(outputs.unsqueeze(0), lambda means: Normal(means, total))
-
-    @property
-    def aleatoric(self) -> Tensor:
-        """The standard deviation of the noise."""
-        return self.noise.expand_as(self._spread)
-
-    @property
-    def epistemic(self) -> Tensor:
-        """The standard deviation of the network's output."""
-        return self._spread
-
-    def log_prob(self, targets: Tensor) -> Tensor:
-        """Return the joint log-density of an example's targets, whose errors are correlated."""
-        means = self.outputs[0]
-        off = (like_predictions(targets, means.shape) - means).flatten(1).to(self.covariance)
-        eye = torch.eye(off.shape[1], dtype=off.dtype, device=off.device)
-        root = torch.linalg.cholesky(self.covariance + self.noise.square() * eye)
-        white = torch.linalg.solve_triangular(root, off.unsqueeze(2), upper=False).squeeze(2)
-        log_det = root.diagonal(dim1=1, dim2=2).log().sum(1)
-        normaliser = log_det + 0.5 * off.shape[1] * math.log(2 * math.pi)
-        density: Tensor = -0.5 * white.square().sum(1) - normaliser
-        return density
-
-    def merge(self, other: Predictive) -> RegressionPredictive:
-        """Refuse: a closed form is not one of several draws."""
-        raise ValueError(
-            "a linearised prediction is a closed form and has no draws to merge with others: use "
-            "torchbayes.predictive with la.posterior()"
-        )
-
-    @staticmethod
-    def cat(parts: object) -> LinearisedRegression:
-        """Concatenate the rows of all parts."""
-        own = [part for part in parts if isinstance(part, LinearisedRegression)]  # type: ignore[attr-defined]
-        outputs = torch.cat([part.outputs[0] for part in own])
-        covariance = torch.cat([part.covariance for part in own])
-        return LinearisedRegression(outputs, covariance, own[0].noise)

@@ -52,7 +52,7 @@ class LowRank(Structure):
         dtype = torch.promote_types(like.dtype, torch.float32)
         self.sums["rows"] = torch.zeros(0, self.size, dtype=dtype, device=like.device)
 
-    def add(self, records: Records, first: bool) -> None:
+    def add(self, records: Records, first: bool, weights: Tensor | None = None) -> None:
         """Take the gradients in, as many at a time as there are rows."""
         examples = next(iter(records.values())).examples
         step = max(self.rank, 64)

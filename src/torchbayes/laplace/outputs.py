@@ -6,16 +6,17 @@ sₙc.
 
 | curvature | columns |
 | --- | --- |
-| `"ggn"` | an exact root: of diag(p) − ppᵀ for classes, p(1 − p) for binary labels, 1/σ² for Gaussian noise |
+| `"ggn"` | an exact root, of the matrices below |
 | `"sampled"` | ∇ −log p(y, given f) for labels y drawn from the model, whose second moment is Hₙ |
 | `"empirical"` | ∇ −log p(y, given f) for the label in the data (empirical Fisher: no approximation of Hₙ) |
 
-The root for classes is that of the eigenvectors, in falling order: in a trained network most classes of most
-examples have next to no probability, and columns in which a batch has less than 10⁻⁷ of its trace are left
-out.
+H is diag(p) − ppᵀ for classes, p(1 − p) for a binary label, the rate for a count, and 1/σ² for Gaussian
+noise, with 2 for a log σ that the network gives. The root for classes is that of the eigenvectors, in falling
+order: in a trained network most classes of most examples have next to no probability, and columns in which a
+batch has less than 10⁻⁷ of its trace are left out.
 
-A weight of a class, or of positive labels, multiplies Hₙ, and an ignored label makes it 0: columns get the
-root of it. Where the noise is predicted, Hₙ is 2 for a log σ.
+A weight of an example, a class or a positive label multiplies its negative log-likelihood and so Hₙ: columns
+have its root as a factor. Labels that are ignored have the weight 0.
 
 Gaussian noise of one size σ is kept apart: columns are those of σ = 1 and `Observed.scale` is 1/σ², so that
 the evidence is a function of σ.
@@ -29,10 +30,26 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from torchbayes.likelihood import Bernoulli, Categorical, GaussianNoise, Likelihood, Observation
+from torchbayes.likelihood import (
+    Bernoulli,
+    Categorical,
+    GaussianNoise,
+    Likelihood,
+    Observation,
+    Poisson,
+)
+from torchbayes.likelihood.base import checked_weights
 from torchbayes.predict.results import like_predictions
 
-__all__ = ["EXACT_UP_TO", "Observed", "columns", "has_root", "noise_of"]
+__all__ = [
+    "EXACT_UP_TO",
+    "Observed",
+    "columns",
+    "draws_labels",
+    "factors_of",
+    "has_root",
+    "noise_of",
+]
 
 EXACT_UP_TO = 32
 """Number of outputs up to which an exact root, one backward pass for each, is the default."""
@@ -50,12 +67,64 @@ def has_root(likelihood: Likelihood, outputs: Tensor) -> bool:
     """Whether there is an exact root for these outputs."""
     if isinstance(likelihood, Categorical):
         return outputs.dim() == 2
-    return isinstance(likelihood, (GaussianNoise, Bernoulli))
+    return isinstance(likelihood, GaussianNoise | Bernoulli | Poisson)
+
+
+def draws_labels(likelihood: Likelihood) -> bool:
+    """Whether labels can be drawn from a likelihood."""
+    return isinstance(likelihood, Categorical | Bernoulli | Observation)
+
+
+def factors_of(
+    likelihood: Likelihood, outputs: Tensor, targets: Tensor, weights: Tensor | None
+) -> Tensor | None:
+    """Return the factors of the targets' negative log-likelihoods, like the outputs or broadcast; None for 1.
+
+    Args:
+        likelihood: The likelihood, whose class weights, ignored labels and positive weights count.
+        outputs: Outputs of the network.
+        targets: Targets of the examples.
+        weights: Weights of the examples, if there are any.
+    """
+    found: Tensor | None = None
+    if isinstance(likelihood, Categorical):
+        known = targets if likelihood.ignore_index is None else _labels(likelihood, targets)
+        if likelihood.class_weight is not None:
+            found = likelihood.class_weight.to(outputs)[known.long()]
+        if likelihood.ignore_index is not None:
+            counted = (targets != likelihood.ignore_index).to(outputs.dtype)
+            found = counted if found is None else found * counted
+        found = None if found is None else found.unsqueeze(1)
+    elif isinstance(likelihood, Bernoulli) and likelihood.positive_weight is not None:
+        positive = like_predictions(targets, outputs.shape).to(outputs.dtype)
+        factor = likelihood._factor(outputs)
+        assert factor is not None
+        found = 1 + (factor - 1) * positive
+    if weights is not None:
+        own = checked_weights(weights, len(outputs)).to(outputs)
+        own = own.reshape(-1, *[1] * (outputs.dim() - 1))
+        found = own if found is None else found * own
+    return found
+
+
+def _labels(likelihood: Likelihood, targets: Tensor) -> Tensor:
+    """Return the targets with some label in place of those that are ignored."""
+    if isinstance(likelihood, Categorical) and likelihood.ignore_index is not None:
+        return targets.masked_fill(targets == likelihood.ignore_index, 0)
+    return targets
+
+
+def _unweighted(likelihood: Likelihood) -> Likelihood:
+    """Return the likelihood without weights of its own: these are among `factors_of`."""
+    for kind in (Categorical, Bernoulli):
+        if isinstance(likelihood, kind):
+            return kind()
+    return likelihood
 
 
 def columns(
     kind: str, likelihood: Likelihood, outputs: Tensor, targets: Tensor,
-    generator: torch.Generator, samples: int = 1,
+    generator: torch.Generator, samples: int = 1, factors: Tensor | None = None,
 ) -> Iterator[Tensor]:  # fmt: skip
     """Yield columns of roots of the examples' Hessians, each of the shape of the outputs.
 
@@ -66,48 +135,31 @@ def columns(
         targets: Targets of the examples, for `"empirical"`.
         generator: Source of the labels of `"sampled"`.
         samples: Number of labels of `"sampled"`.
+        factors: Result of `factors_of`.
     """
-    if kind == "empirical":
-        yield _gradient(likelihood, outputs, targets)
-        return
-    made: Iterator[Tensor]
-    weight = _root_weights(likelihood, outputs, targets)
-    if kind == "sampled":
-        if isinstance(likelihood, (Categorical, Bernoulli)):
-            likelihood = type(likelihood)()  # the weights are those of the labels in the data
-        made = (
-            _gradient(likelihood, outputs, _draw(likelihood, outputs, generator))
-            / math.sqrt(samples)
-            for _ in range(samples)
-        )
-    elif isinstance(likelihood, Categorical):
-        made = _class_columns(outputs)
-    else:
-        made = _diagonal_columns(_roots(likelihood, outputs))
+    made = _columns(kind, likelihood, outputs, targets, generator, samples)
+    root = None if factors is None else factors.sqrt()
     for column in made:
-        yield column if weight is None else column * weight
+        yield column if root is None else column * root
 
 
-def _root_weights(likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> Tensor | None:
-    """Return the roots of the weights of the examples' labels, which broadcast; None if all are 1."""
-    if isinstance(likelihood, Categorical):
-        ignored, factors = likelihood.ignore_index, likelihood.class_weight
-        if ignored is None and factors is None:
-            return None
-        known = (
-            torch.ones_like(targets, dtype=torch.bool) if ignored is None else targets != ignored
-        )
-        weights = known.to(outputs)
-        if factors is not None:
-            weights = weights * factors.to(outputs)[targets.where(known, 0)]
-        return weights.sqrt().unsqueeze(1)
-    if isinstance(likelihood, Bernoulli) and likelihood.positive_weight is not None:
-        labels = like_predictions(targets, outputs.shape).to(outputs)
-        factor = likelihood.positive_weight.to(outputs)
-        if factor.numel() > 1:
-            factor = factor.reshape(-1, *[1] * (outputs.dim() - 2))
-        return (1 + (factor - 1) * labels).sqrt()
-    return None
+def _columns(
+    kind: str, likelihood: Likelihood, outputs: Tensor, targets: Tensor,
+    generator: torch.Generator, samples: int,
+) -> Iterator[Tensor]:  # fmt: skip
+    if kind == "ggn":
+        if isinstance(likelihood, Categorical):
+            yield from _class_columns(outputs)
+        else:
+            yield from _separate_columns(_roots(likelihood, outputs))
+        return
+    plain = _unweighted(likelihood)
+    if kind == "sampled":
+        for _ in range(samples):
+            drawn = _draw(plain, outputs, generator)
+            yield _gradient(plain, outputs, drawn) / math.sqrt(samples)
+    else:
+        yield _gradient(plain, outputs, _labels(likelihood, targets))
 
 
 def _class_columns(outputs: Tensor) -> Iterator[Tensor]:
@@ -123,9 +175,11 @@ def _class_columns(outputs: Tensor) -> Iterator[Tensor]:
 
 
 def _roots(likelihood: Likelihood, outputs: Tensor) -> Tensor:
-    """Return the roots of a diagonal Hessian."""
-    if isinstance(likelihood, Bernoulli):
+    """Return the roots of the second derivatives in outputs that do not interact."""
+    if isinstance(likelihood, Bernoulli):  # p(1 − p), without cancellation
         return (outputs.sigmoid() * (-outputs).sigmoid()).sqrt()
+    if isinstance(likelihood, Poisson):
+        return (outputs / 2).exp()
     assert isinstance(likelihood, GaussianNoise)
     if not likelihood.predicted:
         return torch.ones_like(outputs)
@@ -133,7 +187,7 @@ def _roots(likelihood: Likelihood, outputs: Tensor) -> Tensor:
     return torch.cat([(-log_std).exp(), torch.full_like(log_std, math.sqrt(2))], -1)
 
 
-def _diagonal_columns(roots: Tensor) -> Iterator[Tensor]:
+def _separate_columns(roots: Tensor) -> Iterator[Tensor]:
     flat = roots.reshape(len(roots), -1)
     for place in range(flat.shape[1]):
         column = torch.zeros_like(flat)
@@ -160,7 +214,7 @@ def _gradient(likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> Tenso
     """Return the gradient of every example's negative log-likelihood, for noise of one size times σ."""
     leaf = outputs.detach().requires_grad_()
     with torch.enable_grad():
-        loss = likelihood.loss(leaf, targets) * likelihood.count(targets)
+        loss = likelihood.loss(leaf, targets) * len(outputs)
     (gradient,) = torch.autograd.grad(loss, leaf)
     noise = noise_of(likelihood)
     return gradient if noise is None else gradient * noise.std.detach().to(gradient)
@@ -174,28 +228,40 @@ class Observed:
 
     Attributes:
         examples: Number of examples.
-        count: Number of targets.
+        count: Number of targets, each times its weight.
         total: Σ (y − f)² for noise of one size, otherwise the negative log-likelihood.
     """
 
     def __init__(self, likelihood: Likelihood) -> None:
         self.likelihood = likelihood
-        self.examples = self.count = 0
-        self.total = 0.0
+        self.examples = 0
+        self.count = self.total = 0.0
 
-    def add(self, outputs: Tensor, targets: Tensor) -> None:
-        """Add a batch."""
-        size = len(outputs)
+    def add(
+        self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None,
+        factors: Tensor | None = None,
+    ) -> None:  # fmt: skip
+        """Add a batch.
+
+        Args:
+            outputs: Outputs of the network.
+            targets: Targets of the examples.
+            weights: Weights of the examples, if there are any.
+            factors: Result of `factors_of`.
+        """
         noise = noise_of(self.likelihood)
         if noise is None:
-            self.total += float(self.likelihood.loss(outputs, targets)) * self.likelihood.count(
-                targets
-            )
+            given = () if weights is None else (weights,)
+            loss = self.likelihood.loss(outputs, targets, *given)
+            self.total += float(loss) * self.likelihood.count(targets)
         else:
             aims = like_predictions(targets, outputs.shape).double()
-            self.total += float((aims - outputs.double()).square().sum())
-        self.examples += size
-        self.count += outputs.numel()
+            squares = (aims - outputs.double()).square()
+            self.total += float((squares if factors is None else squares * factors).sum())
+        self.examples += len(outputs)
+        self.count += (
+            outputs.numel() if factors is None else float(factors.expand_as(outputs).sum())
+        )
 
     def scale(self, noise: Tensor | None) -> Tensor:
         """Return the factor of the curvature, 1/σ²; 1 without noise of one size."""

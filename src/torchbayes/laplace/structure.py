@@ -91,12 +91,13 @@ class Structure(ABC):
         self.sums: Weights = {}
 
     @abstractmethod
-    def add(self, records: Records, first: bool) -> None:
+    def add(self, records: Records, first: bool, weights: Tensor | None = None) -> None:
         """Add one column of a batch.
 
         Args:
             records: The examples' gradients.
             first: Whether it is the batch's first column.
+            weights: Weights of the examples, whose roots are in the gradients already; None for 1.
         """
 
     def reduce(self) -> None:

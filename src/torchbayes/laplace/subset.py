@@ -6,22 +6,22 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from torchbayes.core.batch import call
 from torchbayes.core.names import named_parameters
 from torchbayes.core.parameters import selected, trainable
+from torchbayes.laplace.network import Network
 
 __all__ = ["last_layer", "subset_names"]
 
 Subset = str | nn.Module | Sequence[str | nn.Module]
 
 
-def subset_names(model: nn.Module, subset: Subset, inputs: Any) -> list[str]:
+def subset_names(network: Network, subset: Subset, inputs: Any) -> list[str]:
     """Name the weights that a `subset` argument denotes, in the order of the network.
 
     Args:
-        model: The network.
+        network: The network.
         subset: `"all"` (the trainable ones), `"last_layer"`, or what a method's `params` takes: a module,
             the name of a module or weight, a pattern such as `"layer4.*"`, or a sequence of them.
         inputs: Inputs, to find the last layer.
@@ -29,13 +29,14 @@ def subset_names(model: nn.Module, subset: Subset, inputs: Any) -> list[str]:
     Raises:
         ValueError: If it denotes no weight; the message suggests a name.
     """
+    model = network.model
     given = [subset] if isinstance(subset, (str, nn.Module)) else list(subset)
     found: set[str] = set()
     for each in given:
         if each == "all":
             found |= trainable(model).keys()
         elif each == "last_layer":
-            found |= set(last_layer(model, inputs))
+            found |= set(last_layer(network, inputs))
         else:
             found |= selected(model, each, argument="subset").keys()
     if not found:
@@ -46,16 +47,24 @@ def subset_names(model: nn.Module, subset: Subset, inputs: Any) -> list[str]:
 
 
 @torch.no_grad()
-def last_layer(model: nn.Module, inputs: Any) -> list[str]:
-    """Name the weights of the module with weights of its own that runs last."""
-    ran: list[nn.Module] = []
+def last_layer(network: Network, inputs: Any) -> list[str]:
+    """Name the weights of the module with weights of its own that runs last.
+
+    Where some weights are trained and others frozen, it is the last one with weights that are trained, and
+    these of its weights.
+    """
+    model, ran = network.model, list[nn.Module]()
+    parameters = named_parameters(model)
+    chosen = {id(p) for p in parameters.values() if p.requires_grad} or set(
+        map(id, parameters.values())
+    )
     handles = [
         module.register_forward_hook(lambda m, _inputs, _outputs: ran.append(m))
         for module in model.modules()
-        if any(isinstance(p, Tensor) for p in module._parameters.values())
+        if any(id(p) in chosen for p in module._parameters.values())
     ]
     try:
-        call(model, inputs)
+        network(inputs)
     finally:
         for handle in handles:
             handle.remove()
@@ -63,5 +72,5 @@ def last_layer(model: nn.Module, inputs: Any) -> list[str]:
         raise ValueError(
             f"{type(model).__name__} has no module with weights, so no last layer: name the weights in subset"
         )
-    own = {id(p) for p in ran[-1]._parameters.values() if p is not None}
-    return [name for name, p in named_parameters(model).items() if id(p) in own]
+    own = chosen & {id(p) for p in ran[-1]._parameters.values()}
+    return [name for name, p in parameters.items() if id(p) in own]

@@ -2,6 +2,7 @@
 
 draws.json          scores of the average over the first 1, 2, 4, … draws       (evaluate)
 corruptions.json    scores on damaged test images                              (evaluate --corruptions)
+config.toml         options of the method                                      (train)
 calibration.json    temperature, prediction sets and abstention, before/after  (calibrate)
 diagnosis.json      numbers on convergence, such as rhat                       (diagnose)
 pictures/           pictures with captions                                     (several commands)
@@ -17,6 +18,7 @@ from typing import Any
 
 from torchbayes.core.reading import read_json
 from torchbayes.report.attach import Picture, read_pictures
+from torchbayes.train.run_folder import RunFolder
 
 __all__ = ["Calibration", "Extras", "finite_numbers", "read_extras"]
 
@@ -60,6 +62,7 @@ class Extras:
         calibration: Corrections after training, or None.
         rhat: Largest R-hat, or None.
         pictures: Pictures of the run.
+        options: Options of the method, from config.toml.
     """
 
     draws: tuple[Numbers, ...] = ()
@@ -68,6 +71,7 @@ class Extras:
     calibration: Calibration | None = None
     rhat: float | None = None
     pictures: tuple[Picture, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 def read_extras(run: Path, problems: list[str]) -> Extras:
@@ -96,7 +100,19 @@ def read_extras(run: Path, problems: list[str]) -> Extras:
         calibration=read("calibration.json", _calibration, None),
         rhat=read("diagnosis.json", _rhat, None),
         pictures=read_pictures(run, problems),
+        options=_options(run, problems),
     )
+
+
+def _options(run: Path, problems: list[str]) -> Mapping[str, Any]:
+    """Return the options of the run's method, as far as config.toml has them."""
+    files = RunFolder(run)
+    try:
+        found = files.read_config().get("options", {}) if files.config_file.exists() else {}
+    except (OSError, ValueError) as error:
+        problems.append(str(error))
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def finite_numbers(table: Mapping[str, Any]) -> dict[str, float]:

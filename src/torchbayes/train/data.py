@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset
 
-from torchbayes.core.arrays import as_targets, as_tensors, is_array
+from torchbayes.core.arrays import in_memory, is_array
 from torchbayes.core.batch import (
     as_labels,
     batch_weights,
@@ -80,7 +80,7 @@ def as_loader(
     weights = None if weights is None else torch.as_tensor(weights, dtype=torch.get_default_dtype())
     if isinstance(data, EpochLoader) and weights is None and split:
         return data
-    given = _in_memory(data)
+    given = in_memory((data.inputs, data.targets) if isinstance(data, Split) else data)
     if given is not None:
         inputs, targets, own = given
         weights = own if weights is None else weights
@@ -113,40 +113,6 @@ def as_loader(
     raise TypeError(
         f"cannot train on a {type(data).__name__}: pass inputs and targets, a torch data set or a DataLoader"
     )
-
-
-def _in_memory(data: Any) -> tuple[Any, Tensor, Any] | None:
-    """Return inputs, targets and weights, if any, of data in memory, as tensors; None for other data."""
-    weights = None
-    if isinstance(data, Split):
-        data = (data.inputs, data.targets)
-    elif isinstance(data, TensorDataset):
-        data = data.tensors  # no need to gather example by example
-    if _is_numbers(data):
-        raise TypeError(
-            f"cannot train on a {type(data).__name__} alone: give the targets too, as in fit(model, X, y)"
-        )
-    if isinstance(data, Mapping):
-        inputs, targets = split_batch(data)
-    elif isinstance(data, tuple):
-        weights = batch_weights(data)
-        if len(data) != 2 and weights is None:
-            raise ValueError(
-                f"the data are {len(data)} parts, but inputs and targets are 2: put several inputs into a "
-                "tuple or dictionary of their own, as in ((x1, x2), targets)"
-            )
-        inputs, targets = data[:2]
-    elif isinstance(data, list) and len(data) == 2 and _is_numbers(data[1]):
-        inputs, targets = data
-    else:
-        return None
-    if targets is None:
-        found = f" among {', '.join(map(repr, inputs))}" if isinstance(inputs, Mapping) else ""
-        raise ValueError(
-            f"the data have no targets{found}: give them too, as in fit(model, inputs, targets), or in a "
-            "dictionary under 'labels'"
-        )
-    return as_tensors(inputs), as_targets(targets), weights
 
 
 def _is_numbers(value: Any) -> bool:

@@ -274,6 +274,7 @@ class Training:
     def _log_epoch(self) -> None:
         row: dict[str, Any] = {"epoch": self.epoch + 1}
         row |= {name: total / max(1, self.batch) for name, total in self.sums.items()}
+        row |= self.method.noted
         row["lr"] = self.method.optimizer.param_groups[0]["lr"]
         row["seconds"] = round(self.seconds, 3)
         if self.validation is not None:
@@ -314,10 +315,9 @@ class Training:
         for batch in self.loader.batches(self.epoch):
             inputs, targets = split_batch(batch)
             assert targets is not None  # fit has checked it
-            yield (
-                suited(inputs, self.device, self.dtype),
-                as_labels(targets).to(self.device),
-            )
+            pair = suited(inputs, self.device, self.dtype), as_labels(targets).to(self.device)
+            weights = batch_weights(batch)
+            yield pair if weights is None else (*pair, weights.to(self.device))
 
     def _pause(self, stop: StopRequest) -> tuple[bool, bool]:
         """Whether to save now, and whether to stop afterwards.

@@ -112,6 +112,7 @@ class Method(ABC):
         noise: The likelihood's own parameters; a method that trains several networks restarts it for each
             and keeps what each ends with.
         logs: Numbers of the last loss to be averaged over the epoch in the run's history.
+        noted: Numbers for the history's row of the epoch that has ended.
         traces: What a chain looked like now and then, for `torchbayes diagnose`; kept in the run folder.
 
     Args:
@@ -144,6 +145,7 @@ class Method(ABC):
         self.module = model
         self.noise = LearnedNoise(likelihood)
         self.logs: dict[str, Tensor] = {}
+        self.noted: dict[str, float] = {}
         self.traces: list[dict[str, Any]] = []
 
     def build(self, cls: type[_Made], first: Any, **others: Any) -> _Made:
@@ -209,7 +211,7 @@ class Method(ABC):
         Args:
             epoch: The epoch's number, from 0.
             batches: Goes through this process's share of the training data once, in pairs of inputs and
-                targets, if it is asked to.
+                targets, with the weights of the examples where they have some, if it is asked to.
         """
 
     def scored(self, batches: Iterable[Any]) -> nn.Module:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -14,20 +14,27 @@ from torchbayes.core.parameters import norm_parameters
 from torchbayes.laplace import Laplace
 from torchbayes.likelihood import Likelihood
 from torchbayes.optim import MAP
+from torchbayes.optim.base import ModelOptimizer
 from torchbayes.posterior import Posterior
 from torchbayes.train.method import Method, Plan
 
-__all__ = ["MapMethod", "OptimizerMethod"]
+__all__ = ["MapMethod", "OptimizerMethod", "Share"]
 
 
 class OptimizerMethod(Method):
-    """A method that is an optimiser with a `posterior()`: MAP and the natural-gradient family."""
+    """A method that is an optimiser with a `posterior()`: MAP and the natural-gradient family.
+
+    Attributes:
+        trains_with: The optimiser's class, if that is not the declared class itself.
+    """
+
+    trains_with: ClassVar[type[ModelOptimizer] | None] = None
 
     def __init__(
         self, model: nn.Module, likelihood: Likelihood, plan: Plan, **options: Any
     ) -> None:
         super().__init__(model, likelihood, plan, **options)
-        self.set_optimizer(self.build(self.algorithm, model))
+        self.set_optimizer(self.build(self.trains_with or self.algorithm, model))
 
     def posterior(self) -> Posterior:
         """Return what the optimiser has learned."""
@@ -83,7 +90,8 @@ class MapMethod(OptimizerMethod):
             norms, now = norm_parameters(self.model), self._map.precision
             assert now is not None
             la = Laplace(
-                self.model, _Share(batches, self.plan), self.likelihood, prior=now, check=False,
+                self.model, Share(batches, self.plan), self.likelihood, prior=now, check=False,
+                output=self.plan.output,
                 subset=[n for n, p in named_parameters(self.model).items()
                         if p.requires_grad and n not in norms],
             )  # fmt: skip
@@ -92,12 +100,12 @@ class MapMethod(OptimizerMethod):
             self._map.precision = math.sqrt(now * best)
 
 
-class _Share:
+class Share:
     """This process's share of the training data, for one pass."""
 
     def __init__(self, batches: Iterable[Any], plan: Plan) -> None:
         self._batches = iter(batches)
-        self.num_examples, self.world_size = plan.train_size, plan.world_size
+        self.world_size = plan.world_size
 
     def __iter__(self) -> Iterator[Any]:
         return self

@@ -26,6 +26,7 @@ from torchbayes.optim.map import MAP, MLE
 from torchbayes.optim.sampler import Sampler
 from torchbayes.posterior import Wrapper
 from torchbayes.train import ensemble as _declares_a_method  # noqa: F401
+from torchbayes.train import laplace as _declares_another  # noqa: F401
 from torchbayes.train.averaging import HwaMethod, SwaMethod
 from torchbayes.train.chains import SamplerMethod
 from torchbayes.train.method import Method, arguments_of

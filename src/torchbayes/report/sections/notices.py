@@ -20,6 +20,7 @@ from torchbayes.report.wording import (
     whole,
     wilson,
 )
+from torchbayes.train.registry import find_method, method_options
 
 __all__ = ["RULES", "Notice", "Rule", "notices", "notices_section"]
 
@@ -203,6 +204,27 @@ def no_disagreement(results: Results) -> Iterator[Notice]:
         )  # fmt: skip
 
 
+def linearised(results: Results) -> Iterator[Notice]:
+    """What a Laplace posterior is over, and how it predicts."""
+    for method in results.methods:
+        run = method.runs[0] if method.runs else None
+        precision = run.history[-1].get("laplace_precision") if run and run.history else None
+        if run is None or precision is None:
+            continue
+        known = method_options(find_method("laplace"))
+        structure, subset = (
+            run.extras.options.get(name, known[name].default) for name in ("structure", "subset")
+        )
+        yield _note(
+            "{}: the curvature is that of the network linearised in its weights (Gauss–Newton), {} over {}, "
+            "with a prior precision of {}. Predictions here are not linearised: they draw weights and run "
+            "the network itself.",
+            method_name(method), str(structure).replace("_", "-"),
+            {"last_layer": "the last layer", "all": "all weights"}.get(subset, subset),
+            significant(float(precision)),
+        )  # fmt: skip
+
+
 def few_seeds(results: Results) -> Iterator[Notice]:
     """Differences that another seed might undo."""
     runs = [len(method.runs) for method in results.methods]
@@ -265,5 +287,5 @@ def _are(names: Sequence[str]) -> str:
 
 RULES: tuple[Rule, ...] = (
     unreadable, underfitting, miscalibrated, overfitting, blind_to_the_unfamiliar, prior_ignored,
-    not_converged, no_disagreement, few_seeds, nothing_to_detect, small_test_set,
+    not_converged, no_disagreement, linearised, few_seeds, nothing_to_detect, small_test_set,
 )  # fmt: skip

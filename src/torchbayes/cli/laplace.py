@@ -1,0 +1,73 @@
+"""`torchbayes laplace`: a posterior for a run of one network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from torchbayes.cli.options import DataDir, Json, RunSamples
+from torchbayes.cli.output import answer, cell, table
+
+__all__ = ["laplace"]
+
+_SHOWN = {
+    "accuracy": "accuracy",
+    "rmse": "RMSE",
+    "nll": "NLL",
+    "ece": "ECE",
+    "coverage50": "in 50 %",
+    "coverage90": "in 90 %",
+    "auroc_ood": "AUROC OOD",
+}
+
+
+def laplace(
+    run: Annotated[
+        Path, typer.Argument(help="Run folder with one network, such as one of map, mle or swa.")
+    ],
+    structure: Annotated[
+        str, typer.Option(help="kronecker, diagonal, full or low_rank.")
+    ] = "kronecker",
+    subset: Annotated[
+        str, typer.Option(help="Uncertain weights: last_layer, all, or a pattern such as layer4.*.")
+    ] = "last_layer",
+    prior: Annotated[
+        float | None, typer.Option(help="Precision of the prior.", show_default="the run's own")
+    ] = None,
+    evidence: Annotated[
+        bool,
+        typer.Option("--evidence/--no-evidence", help="Let the evidence choose the precision."),
+    ] = True,
+    samples: RunSamples = None,
+    out: Annotated[
+        Path | None, typer.Option(help="New run folder; RUN-laplace if not given.")
+    ] = None,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Give a trained network a posterior by Laplace's approximation: one pass over its training data.
+
+    Writes a run folder that `evaluate`, `predict`, `report` and the other commands take, and shows the
+    scores on the test set before and after: with draws of the weights, and with the network linearised in
+    them. The run itself stays as it is.
+
+    Example: `torchbayes laplace runs/digits-mlp-map-0`
+    """
+    from torchbayes.experiments.laplace_run import laplace_run
+
+    folder = run.with_name(f"{run.name}-laplace") if out is None else out
+    rows = laplace_run(
+        run, folder, structure=structure, subset=subset, prior=prior, evidence=evidence,
+        samples=samples, data_dir=data_dir,
+    )  # fmt: skip
+    shown = {
+        key: title for key, title in _SHOWN.items() if any(key in row for row in rows.values())
+    }
+    scores = table(
+        f"{run}, before and after",
+        ("", *shown.values()),
+        ([name, *(cell(row.get(key), ".4f") for key in shown)] for name, row in rows.items()),
+    )
+    answer({"run": str(folder), "scores": rows}, as_json, scores, f"written to {folder}")

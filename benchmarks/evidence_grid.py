@@ -1,10 +1,10 @@
 """Does the evidence pick a good prior? Held-out NLL of the pick against the best of a grid, on seven tasks.
 
 For each of 20 precisions δ from 10⁻² to 10² and each of three initialisations a network of 20 hidden units is
-brought to its MAP with the prior N(0, 1/δ), in double precision until a step gains less than 10⁻³ nats: by
-L-BFGS for classes, by at most 400 steps of Levenberg and Marquardt for regression. Not by some epochs of Adam: a network that
-stopped early is not the MAP of its δ, neither its evidence nor its NLL is then one of δ, and weak priors look
-better than they are. For regression the noise is the one with the largest evidence at δ, and the weights are
+brought to its MAP with the prior N(0, 1/δ), in double precision: by L-BFGS for classes, until
+a step gains less than 10⁻⁶ of the loss, and by at most 400 steps of Levenberg and Marquardt for regression, until
+one gains less than 10⁻³ nats. Not by some epochs of Adam: a network that stopped early is not the MAP of its
+δ, neither its evidence nor its NLL is then one of δ, and weak priors look better than they are. For regression the noise is the one with the largest evidence at δ, and the weights are
 the MAP at that noise: both are found in turns, as MacKay did.
 
 The full Laplace posterior of a network has an evidence, from the training data alone, and a held-out NLL,
@@ -85,22 +85,32 @@ def moons() -> Data:
     return x[:200], y[:200], x[200:], y[200:]
 
 
-def classify(net: nn.Module, x: Tensor, y: Tensor, delta: float) -> tb.Categorical:
+def classify(net: nn.Sequential, x: Tensor, y: Tensor, delta: float) -> tb.Categorical:
     """Bring a classifier to its MAP."""
-    likelihood, weights = tb.Categorical(), list(net.parameters())
+    inputs, labels, (hidden, width) = x.numpy(), y.numpy(), net[0].weight.shape
+    sizes = np.cumsum([hidden * width, hidden, net[2].weight.numel()])
+    rows = np.arange(len(labels))
 
     def loss_and_gradient(vector: np.ndarray) -> tuple[float, np.ndarray]:
-        vector_to_parameters(torch.from_numpy(vector.copy()), weights)
-        loss = likelihood.loss(net(x), y) * len(x)
-        loss = loss + 0.5 * delta * sum(w.square().sum() for w in weights)
-        gradients = torch.autograd.grad(loss, weights)
-        return float(loss.detach()), parameters_to_vector(gradients).numpy()
+        # By hand, which takes a fifth of autograd's time for so small a network.
+        into, bias, out, offset = np.split(vector, sizes)
+        into, out = into.reshape(hidden, width), out.reshape(-1, hidden)
+        units = np.tanh(inputs @ into.T + bias)
+        logits = units @ out.T + offset
+        logits -= logits.max(1, keepdims=True)
+        log_probs = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+        loss = -log_probs[rows, labels].sum() + 0.5 * delta * vector @ vector
+        errors = np.exp(log_probs)
+        errors[rows, labels] -= 1
+        inner = errors @ out * (1 - units**2)
+        parts = (inner.T @ inputs, inner.sum(0), errors.T @ units, errors.sum(0))
+        return float(loss), np.concatenate([part.ravel() for part in parts]) + delta * vector
 
-    start = parameters_to_vector(weights).detach().numpy()
-    options = {"maxiter": 3000, "maxfun": 4000, "maxcor": 30, "ftol": 1e-7, "gtol": 1e-5}
+    start = parameters_to_vector(net.parameters()).detach().numpy()
+    options = {"maxiter": 3000, "maxfun": 4000, "maxcor": 30, "ftol": 1e-6, "gtol": 1e-4}
     found = minimize(loss_and_gradient, start, jac=True, method="L-BFGS-B", options=options)
-    vector_to_parameters(torch.from_numpy(found.x), weights)
-    return likelihood
+    vector_to_parameters(torch.from_numpy(found.x), net.parameters())
+    return tb.Categorical()
 
 
 def regress(net: nn.Module, x: Tensor, y: Tensor, delta: float) -> tb.GaussianNoise:
@@ -205,7 +215,7 @@ def main() -> None:
     record: dict[str, Any] = {"tasks": {}}
     if args.json is not None and args.json.exists():
         record = json.loads(args.json.read_text(encoding="utf-8"))
-    for name in args.task or ["moons", "yacht", "energy", "concrete", "digits", "boston", "wine"]:
+    for name in args.task or ["yacht", "energy", "concrete", "moons", "digits", "boston", "wine"]:
         if name in record["tasks"]:
             continue
         data, unit = table(args.uci / TABLES[name]) if name in TABLES else (globals()[name](), 1.0)

@@ -18,8 +18,8 @@ grey); AUROC by the entropy. `pass` is the seconds of making a posterior, withou
 epochs of `map`.
 
 Run: OMP_NUM_THREADS=1 python benchmarks/laplace_records.py --work FOLDER [--seeds 2]
-     (writes results/laplace-records.json and the tables of docs/laplace.md; 15 minutes a seed on an idle core;
-     FOLDER keeps the trained networks, and a stopped run continues)
+     (writes results/laplace-records.json and the tables of docs/laplace.md; FOLDER keeps the trained
+     networks, and a stopped run continues)
      python benchmarks/laplace_records.py --table (writes only the tables, from the record)
 """
 

@@ -8,6 +8,7 @@ a row says "held out"; no setting was chosen on test images. For every seed:
 | --- | --- |
 | map | one network |
 | laplace, last layer | a full posterior over the last layer of that network, linearised |
+| laplace, last layer kronecker | the same with a Kronecker posterior, which is the default |
 | laplace, kronecker | a Kronecker posterior over all of its weights, linearised |
 | swag | as in the recipe: SGD with a constant rate of 0.05, 32 draws |
 | ensemble | the network of `map` and four others |
@@ -43,6 +44,7 @@ from torchbayes import metrics
 from torchbayes.core.storage import write_json
 from torchbayes.experiments.record import provenance
 from torchbayes.models import build_model
+from torchbayes.predict.results import ClassPredictive
 
 ROOT = Path(__file__).parents[1]
 RECORD, PAGE = ROOT / "results" / "laplace-records.json", ROOT / "docs" / "laplace.md"
@@ -52,7 +54,8 @@ EXAMPLES, HELD_OUT, FOREIGN, MEMBERS, EPOCHS, BATCH, DRAWS = 10_000, 2_000, 2_00
 SHOWN = {
     "accuracy": ".3f", "nll": ".4f", "ece": ".4f", "auroc_ood": ".3f", "pass": ".2f", "prior": ".3g",
 }  # fmt: skip
-Pair = tuple[Tensor, Tensor]
+PRIORS = ("prior of training", "evidence", "held out")
+Rows = dict[str, dict[str, float]]
 
 
 class Task:
@@ -107,15 +110,20 @@ def trained(task: Task, member: int, folder: Path) -> tuple[nn.Module, float]:
     return net.eval(), seconds
 
 
-def laplace_rows(task: Task, net: nn.Module, epoch: float) -> dict[str, dict[str, float]]:
-    """Return the rows of both subsets, each with three priors."""
-    rows = {}
+def laplace_rows(task: Task, net: nn.Module, epoch: float, done: Rows) -> Rows:
+    """Return the rows of every posterior, each with three priors, those that are done as they are."""
+    rows: Rows = {}
     few = task.train[0][:100], task.train[1][:100]
     tb.Laplace(net, few, check=False)  # what is imported and built on first use
     for name, options in (
         ("last layer", {"subset": "last_layer", "structure": "full"}),
-        ("kronecker", {"structure": "kronecker"}),
+        ("last layer kronecker", {"subset": "last_layer"}),
+        ("kronecker", {}),
     ):
+        names = {how: f"laplace, {name}, {how}" for how in PRIORS}
+        if set(names.values()) <= set(done):
+            rows |= {each: done[each] for each in names.values()}
+            continue
         start = time.perf_counter()
         la = tb.Laplace(net, task.train, prior=1.0, check=False, **options)
         taken = (time.perf_counter() - start) / epoch
@@ -123,34 +131,43 @@ def laplace_rows(task: Task, net: nn.Module, epoch: float) -> dict[str, dict[str
         def predict(images: Tensor, la: tb.Laplace = la) -> Any:
             return la.predictive(images, generator=torch.Generator().manual_seed(0))
 
-        for how in ("prior of training", "evidence", "held out"):
+        for how, each in names.items():
             start = time.perf_counter()
             if how == "evidence":
                 la.optimize_prior()
             elif how == "held out":
                 la.optimize_prior("validation", validation=task.held_out)
             search = time.perf_counter() - start
-            rows[f"laplace, {name}, {how}"] = {
+            rows[each] = {
                 **task.scores(predict), "prior": float(la.prior.scalar or 0), "pass": taken,
                 "seconds_choosing": search,
             }  # fmt: skip
-            progress(f"{task.name} {name}, {how}: {rows[f'laplace, {name}, {how}']}")
+            progress(f"{task.name}, {each}: {rows[each]}")
     return rows
 
 
-def measure(task: Task, folder: Path) -> dict[str, dict[str, float]]:
-    """Return all rows of one seed."""
+def measure(task: Task, folder: Path, done: Rows) -> Rows:
+    """Return all rows of one seed; those that are done are not measured again."""
 
     @torch.no_grad()
     def probs(net: nn.Module, images: Tensor) -> Tensor:
         return torch.cat([net(part).softmax(1) for part in images.split(500)])
 
     def together(nets: list[nn.Module]) -> Callable[[Tensor], Any]:
-        return lambda images: metrics_of(torch.stack([probs(n, images) for n in nets]).mean(0))
+        return lambda images: prediction(torch.stack([probs(n, images) for n in nets]).mean(0))
 
     net, epoch = trained(task, 0, folder)
-    rows = {"map": task.scores(together([net]))}
-    rows |= laplace_rows(task, net, epoch)
+    first = done.get("map") or {**task.scores(together([net])), "epoch_seconds": epoch}
+    rows = {"map": first} | laplace_rows(task, net, epoch, done)
+    rows["swag"] = done.get("swag") or swag(task)
+    rows["ensemble"] = done.get("ensemble") or task.scores(
+        together([trained(task, member, folder)[0] for member in range(MEMBERS)])
+    )
+    return rows
+
+
+def swag(task: Task) -> dict[str, float]:
+    """Train by SWAG and return its row."""
     run = tb.fit(
         task.network(MEMBERS * task.seed), task.train, "swag", epochs=EPOCHS, batch_size=BATCH,
         seed=task.seed, optimizer="sgd", lr=0.05, progress=False,
@@ -160,18 +177,11 @@ def measure(task: Task, folder: Path) -> dict[str, dict[str, float]]:
         generator = torch.Generator().manual_seed(0)
         return tb.predictive(run.model, run.posterior, images, samples=DRAWS, generator=generator)
 
-    rows["swag"] = task.scores(drawn)
-    rows["ensemble"] = task.scores(
-        together([trained(task, member, folder)[0] for member in range(MEMBERS)])
-    )
-    rows["map"]["epoch_seconds"] = epoch
-    return rows
+    return task.scores(drawn)
 
 
-def metrics_of(probs: Tensor) -> Any:
+def prediction(probs: Tensor) -> ClassPredictive:
     """Return probabilities as a prediction."""
-    from torchbayes.predict.results import ClassPredictive
-
     return ClassPredictive(probs, torch.zeros(len(probs)), 1)
 
 
@@ -225,10 +235,10 @@ def main() -> None:
         for seed in range(args.seeds):
             for name in TASKS:
                 seeds = record["tasks"].setdefault(name, {})
-                if str(seed) not in seeds:
-                    seeds[str(seed)] = measure(Task(name, seed), args.work)
+                done = seeds.get(str(seed), {})
+                seeds[str(seed)] = measure(Task(name, seed), args.work, done)
+                if seeds[str(seed)] != done:
                     write_json(RECORD, {**record, **provenance()})
-                    progress(f"{name} seed {seed}: {json.dumps(seeds[str(seed)], indent=1)}")
     PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), record), encoding="utf-8")
 
 

@@ -2,17 +2,17 @@
 
 For each of 20 precisions δ from 10⁻² to 10² and each of three initialisations a network of 20 hidden units is
 brought to its MAP with the prior N(0, 1/δ), in double precision: by L-BFGS for classes, until a step gains
-less than 10⁻⁶ of the loss, and by at most 400 steps of Levenberg and Marquardt for regression, until one gains
-less than 10⁻³ nats. Not by some epochs of Adam: a network that stopped early is not the MAP of its δ, neither
-its evidence nor its NLL is then one of δ, and weak priors look better than they are. For regression the noise
-is the one with the largest evidence at δ, and the weights are the MAP at that noise: both are found in turns,
-as MacKay did.
+less than 10⁻⁶ of the loss, and by at most 400 steps of Levenberg and Marquardt for regression, until one
+gains less than 10⁻³ nats. Not by some epochs of Adam: a network that stopped early is not the MAP of its δ,
+neither its evidence nor its NLL is then one of δ, and weak priors look better than they are. For regression
+the noise is the one with the largest evidence at δ, and the weights are the MAP at that noise: both are found
+in turns, as MacKay did.
 
 The full Laplace posterior of a network has an evidence, from the training data alone, and a held-out NLL,
 that of the linearised prediction, whose model the evidence is the evidence of. Beside it stands the NLL of
-the network alone, which is what counts where the evidence only chooses a weight decay. All are averaged over the
-initialisations. The pick is the δ with the largest evidence; what it loses against the δ with the best NLL
-is in nats per example, and as a share of the latter's NLL in the units of the target, as tables of UCI
+the network alone, which is what counts where the evidence only chooses a weight decay. All are averaged over
+the initialisations. The pick is the δ with the largest evidence; what it loses against the δ with the best
+NLL is in nats per example, and as a share of the latter's NLL in the units of the target, as tables of UCI
 figures have it. Beside it: the pick of a Kronecker posterior.
 
 This protocol was set on other data (Friedman's function), before it was run on these seven; the NLL of the

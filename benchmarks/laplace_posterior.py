@@ -2,10 +2,13 @@
 
 The networks are those of steps.py. Both libraries take turns (A, B, A, B, …) on the same network and data;
 ratios are of medians, with quartiles. Peak memory is that of a process of its own, above what the process
-has before the pass. Where laplace-torch refuses a network or needs too much memory, its column says so.
+has before the pass, the median of three. Where laplace-torch refuses a network or needs too much memory, its
+column says so.
 
     pip install --no-deps -r tests/laplace/peer.txt
-    python benchmarks/laplace_posterior.py [--network mlp] [--structure diagonal] [--rounds 3] [--json FILE]
+    python benchmarks/laplace_posterior.py [--network mlp] [--structure diagonal] [--rounds 5] [--json FILE]
+
+With --json the rows are added to what FILE has (results/laplace.json).
 """
 
 from __future__ import annotations
@@ -19,19 +22,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from steps import NETWORKS
+from steps import NETWORKS as STEPS
 from timing import interleaved, progress, ratios
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import torchbayes as tb
+from torchbayes.core.storage import write_json
+from torchbayes.experiments.record import provenance
+from torchbayes.models import resnet20
 
+# Beside those of steps.py a small one with batch norm, which laplace-torch refuses.
+NETWORKS = {**STEPS, "resnet20-norm": (lambda _: resnet20(), 64, (3, 32, 32))}
 STRUCTURES = {"diagonal": "diag", "kronecker": "kron"}
 OURS, PEER = "torchbayes", "laplace-torch"
 # laplace-torch holds examples × classes × weights for a diagonal: smaller batches keep it within a machine.
-BATCH = {"mlp": 128, "lenet5": 128, "resnet20": 32, "resnet18": 8}
+BATCH = {"mlp": 128, "lenet5": 128, "resnet20": 32, "resnet20-norm": 32, "resnet18": 8}
 # So that a pass, not the eigenvalues after it, is most of a Kronecker posterior; a diagonal one is all pass.
-BATCHES = {"mlp": 32, "lenet5": 16, "resnet20": 4, "resnet18": 2}
+BATCHES = {"mlp": 32, "lenet5": 16, "resnet20": 4, "resnet20-norm": 4, "resnet18": 2}
 
 
 def make(network: str, batches: int) -> tuple[nn.Module, Tensor, Tensor, int]:
@@ -80,6 +88,12 @@ def memory(library: str, network: str, structure: str) -> float | str:
     return float(done.stdout.split()[-1])
 
 
+def middle(values: list[Any]) -> Any:
+    """Return the median, or why there is none."""
+    refused = [value for value in values if isinstance(value, str)]
+    return refused[0] if refused else sorted(values)[len(values) // 2]
+
+
 def status(field: str) -> int:
     """Read a number of kB from this process's status."""
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
@@ -100,7 +114,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--network", choices=NETWORKS, action="append")
     parser.add_argument("--structure", choices=STRUCTURES, action="append")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--alone", nargs=3)
@@ -109,26 +123,32 @@ def main() -> None:
     if args.alone:
         alone(*args.alone)
         return
-    found: dict[str, Any] = {}
+    record: dict[str, Any] = {"rows": {}}
+    if args.json is not None and args.json.exists():
+        record = json.loads(args.json.read_text(encoding="utf-8"))
     for network in args.network or NETWORKS:
         for structure in args.structure or STRUCTURES:
-            row: dict[str, Any] = {
-                "memory_mb": {lib: memory(lib, network, structure) for lib in (OURS, PEER)}
-            }
+            tries = [
+                {lib: memory(lib, network, structure) for lib in (OURS, PEER)} for _ in range(3)
+            ]
+            used = {lib: middle([each[lib] for each in tries]) for lib in (OURS, PEER)}
+            row: dict[str, Any] = {"memory_mb": used}
             batches = 1 if structure == "diagonal" else BATCHES[network]
             jobs = {
                 lib: job(lib, network, structure, batches)
-                for lib, used in row["memory_mb"].items()
-                if not isinstance(used, str)
+                for lib, each in used.items()
+                if not isinstance(each, str)
             }
             seconds = interleaved(jobs, rounds=args.rounds, warmup=1)
             if PEER in jobs:
                 row["time"] = ratios(seconds, PEER)[OURS]
+                row["memory"] = used[OURS] / used[PEER]
             row["seconds"] = {lib: sorted(s)[len(s) // 2] for lib, s in seconds.items()}
-            found[f"{network} {structure}"] = row
+            row["rounds"] = args.rounds
+            record["rows"][f"{network} {structure}"] = row
             progress(f"{network} {structure} {json.dumps(row)}")
-    if args.json is not None:
-        args.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+            if args.json is not None:
+                write_json(args.json, {**record, **provenance()})
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from torchbayes.train.registry import METHODS
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
-SCRIPTS = ("timing", "steps", "adapters", "peers", "growth")
+SCRIPTS = ("timing", "steps", "adapters", "peers", "growth", "laplace_records", "evidence_grid")
 
 
 @pytest.fixture
@@ -78,3 +79,35 @@ def test_rounds_are_whole_cycles(load: Any) -> None:
     times = timing.budgeted({"a": lambda: calls.append(0)}, 0.0, least=8, most=40, cycle=10)
     assert len(times["a"]) == 10
     assert len(calls) == 12
+
+
+def test_the_tables_of_laplace_on_its_page_are_those_of_the_record(load: Any) -> None:
+    records = load("laplace_records")
+    text = records.PAGE.read_text(encoding="utf-8")
+    assert records.page(text, json.loads(records.RECORD.read_text(encoding="utf-8"))) == text
+
+
+def test_the_evidence_is_measured_at_a_maximum(load: Any) -> None:
+    grid = load("evidence_grid")
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(60, 2, generator=generator, dtype=torch.float64)
+    noisy = x[:, :1] + x[:, 1:].square() + 0.3 * torch.randn(60, 1, generator=generator)
+    targets = {"classify": (noisy[:, 0] > 1).long(), "regress": noisy}
+    for how, y in targets.items():
+        torch.manual_seed(0)
+        net = nn.Sequential(
+            nn.Linear(2, 20), nn.Tanh(), nn.Linear(20, 2 if how == "classify" else 1)
+        )
+        net.double()
+        likelihood = getattr(grid, how)(net, x, y, 0.5)
+        likelihood.double()
+
+        def log_joint(net: nn.Module = net, y: Tensor = y, likelihood: Any = likelihood) -> Tensor:
+            return -60 * likelihood.loss(net(x), y) - 0.25 * sum(
+                w.square().sum() for w in net.parameters()
+            )
+
+        start = torch.autograd.grad(log_joint(), list(net.parameters()))
+        slope = sum(float(g.square().sum()) for g in start) ** 0.5
+        # The curvature is at least the prior's 0.5, so that a maximum is at most this many nats above.
+        assert slope**2 / (2 * 0.5) < 0.5

@@ -28,7 +28,7 @@ __all__ = ["Batches", "Checkpoint", "gather"]
 
 _KIND = "laplace-statistics"
 # Inputs and gradients of the layers that a piece of a batch holds. Larger ones leave the cache.
-_PIECE = 16 << 20
+_PIECE = 12 << 20
 CHECKPOINT_SECONDS = 30.0
 """Time between two files of a pass."""
 

@@ -34,6 +34,8 @@ from torchbayes.posterior import KroneckerGaussian, Weights
 
 __all__ = ["Kronecker"]
 
+# Entries of the patches that are held at a time: more take memory, and no less time.
+_PATCHES = CHUNK // 4
 # From this number of positions on, a product per example is faster than rearranging the whole batch.
 _MANY_POSITIONS = 64
 # Up to this size eigenvalues are computed in double precision, which takes twice the time.
@@ -61,7 +63,7 @@ def _add_inputs(record: Record, total: Tensor, weights: Tensor | None) -> float:
         return count * x.shape[1]
     assert isinstance(record, ConvRecord)
     patches = record.patches()
-    step = max(1, CHUNK // (patches.rows * patches.positions))
+    step = max(1, _PATCHES // (patches.rows * patches.positions))
     for start in range(0, record.examples, step):
         stop = min(start + step, record.examples)
         part = patches.of(start, stop)

@@ -211,7 +211,12 @@ def posterior_of(kind: str, model: nn.Module, draws: int, shape: tuple[int, ...]
     if kind == "LowRankGaussian":
         factors = {name: torch.randn(20, *p.shape) * 1e-3 for name, p in std.items()}
         return tb.LowRankGaussian(mean, std, factors)
-    name = next(name for name, method in METHODS.items() if method.posterior_kind == kind)
+    # Of a method whose posterior comes from a pass after training there is none after a step.
+    name = next(
+        name
+        for name, method in METHODS.items()
+        if method.posterior_kind == kind and name != "laplace"
+    )
     made = make_method(name, model)
     method_step(made, torch.randn(8, *shape), torch.randint(CLASSES, (8,)))()
     return made.posterior()

@@ -104,9 +104,9 @@ def _write(trained: TrainedRun, la: Laplace, files: RunFolder, seconds: float) -
     if rows:
         rows[-1] |= {"seconds": round(rows[-1]["seconds"] + seconds, 3), **noted}
     files.keep_metrics(rows)
-    # What `TrainedRun` reads of it: a learned noise level.
-    files.write_checkpoint({"likelihood": trained.likelihood().state_dict()})
-    for name in (trained.files.table_file.name, "cost.json"):
+    # Of the checkpoint `TrainedRun` reads a learned noise level, which is the trained run's.
+    noise = trained.files.checkpoint.newest.name
+    for name in (noise, trained.files.table_file.name, "cost.json"):
         if (trained.files.path / name).exists():
             shutil.copy(trained.files.path / name, files.path / name)
 

@@ -8,7 +8,7 @@ from torchbayes.report.extras import Calibration, Numbers
 from torchbayes.report.fragment import Section, render
 from torchbayes.report.results import MethodResult, Results
 from torchbayes.report.svg import percent_tick
-from torchbayes.report.wording import fixed, percent
+from torchbayes.report.wording import fixed, percent, whole
 
 __all__ = ["afterwards_section"]
 
@@ -64,8 +64,12 @@ def _targets(rows: Sequence[Sequence[Numbers]]) -> list[str]:
 
 
 def _interval(row: Numbers) -> tuple[str, str]:
-    width = f"{row['width']:.3g} wide" if "width" in row else "unbounded"
-    return (percent(row["coverage"]) if "coverage" in row else "–"), width
+    width = row.get("width")
+    if width is None:
+        size = "unbounded"
+    else:
+        size = f"{whole(width) if width >= 1000 else format(width, '.3g')} wide"
+    return (percent(row["coverage"]) if "coverage" in row else "–"), size
 
 
 def _set(row: Numbers) -> tuple[str, str]:

@@ -64,10 +64,9 @@ def _targets(rows: Sequence[Sequence[Numbers]]) -> list[str]:
 
 
 def _interval(row: Numbers) -> tuple[str, str]:
-    width = row.get("width")
-    if width is None:
-        size = "unbounded"
-    else:
+    size = "unbounded"
+    if "width" in row:
+        width = row["width"]
         size = f"{whole(width) if width >= 1000 else format(width, '.3g')} wide"
     return (percent(row["coverage"]) if "coverage" in row else "–"), size
 

@@ -43,7 +43,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 import torchbayes as tb
 from torchbayes.core.storage import write_json
-from torchbayes.experiments.record import provenance
+from torchbayes.experiments.provenance import provenance
 
 GRID = torch.logspace(-2, 2, 20, dtype=torch.float64).tolist()
 STARTS, STEPS, TURN, GAIN = 3, 400, 20, 1e-3

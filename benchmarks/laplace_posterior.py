@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import torchbayes as tb
 from torchbayes.core.storage import write_json
-from torchbayes.experiments.record import provenance
+from torchbayes.experiments.provenance import provenance
 from torchbayes.models import resnet20
 
 # Beside those of steps.py a small one with batch norm, which laplace-torch refuses.

@@ -42,7 +42,7 @@ from torch.nn import functional
 import torchbayes as tb
 from torchbayes import metrics
 from torchbayes.core.storage import write_json
-from torchbayes.experiments.record import provenance
+from torchbayes.experiments.provenance import provenance
 from torchbayes.models import build_model
 from torchbayes.predict.results import ClassPredictive
 

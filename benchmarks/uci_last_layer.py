@@ -34,7 +34,7 @@ from torch.func import functional_call, stack_module_state, vmap
 
 import torchbayes as tb
 from torchbayes.core.storage import write_json
-from torchbayes.experiments.record import provenance
+from torchbayes.experiments.provenance import provenance
 
 RECORD = Path(__file__).parents[1] / "results" / "uci-last-layer.json"
 SETS = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -34,9 +35,9 @@ class _Noise(Observation):
         self.learned, self.predicted = learned, predicted
         self.log_std = nn.Parameter(torch.tensor(math.log(scale)), requires_grad=learned)
 
+    @abstractmethod
     def _now(self, detached: bool) -> Callable[[Tensor], Distribution]:
         """Return the function from outputs to distributions with the current noise level."""
-        raise NotImplementedError
 
     def _distribution(self, outputs: Tensor) -> Distribution:
         return self._now(detached=False)(outputs)

@@ -67,6 +67,22 @@ def test_imports_point_one_way(part: str) -> None:
         assert not extra, f"{file.name} imports {sorted(extra)}"
 
 
+def test_only_the_command_line_imports_the_integrations() -> None:
+    users = {
+        file.relative_to(SOURCE).parts[0]
+        for file in SOURCE.rglob("*.py")
+        if "integrations" in imports(file)
+    }
+    assert users <= {"cli", "integrations"}
+
+
+def test_the_integrations_import_a_framework_when_it_is_asked_for() -> None:
+    frameworks = {"accelerate", "huggingface_hub", "lightning", "mlflow", "skorch", "transformers"}
+    found = modules_after("import torchbayes.integrations")
+    assert "torchbayes.integrations.collector" in found
+    assert not (frameworks | {"wandb"}) & found
+
+
 def test_only_one_file_imports_torch_distributed() -> None:
     users = [
         file.name

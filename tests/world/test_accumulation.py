@@ -444,3 +444,37 @@ def test_trainer(name: str, kind: type[nn.Module], tmp_path: Path) -> None:
     whole = through_trainer(name, kind, 1, tmp_path)
     for k in PIECES:
         assert_close(through_trainer(name, kind, k, tmp_path), whole, rtol=1e-9, atol=1e-12)
+
+
+@every
+def test_a_closure_after_blocks_is_the_last_piece(name: str) -> None:
+    """As Lightning does it: only the last piece is computed by the closure of the step."""
+    model = network()
+    optimizer = make(name, model)
+    block = SameDraw(optimizer)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        *first, (last_x, last_y) = pieces_of(step, 4)
+        for x, y in first:
+            with block():
+                (F.cross_entropy(model(x), y) / 4).backward()
+        optimizer.generator.set_state(block.state)
+
+        def closure(x: Tensor = last_x, y: Tensor = last_y) -> Tensor:
+            loss = F.cross_entropy(model(x), y)
+            (loss / 4).backward()
+            return loss
+
+        optimizer.step(closure)
+        block.next_step()
+    assert_close(moments(optimizer), by_hand(name, 1), rtol=1e-9, atol=1e-12)
+
+
+def test_several_draws_cannot_join_earlier_blocks() -> None:
+    model = network()
+    optimizer = tb.IVON(model, train_size=N, mc_samples=2)
+    (x, y), *_ = pieces_of(0, 2)
+    with optimizer.sampled():
+        (F.cross_entropy(model(x), y) / 2).backward()
+    with pytest.raises(RuntimeError, match="mc_samples=1"):
+        optimizer.step(lambda: F.cross_entropy(model(x), y).backward())

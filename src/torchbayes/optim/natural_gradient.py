@@ -304,6 +304,11 @@ class WeightOptimizer(ModelOptimizer):
             self._warn_of_leftovers()
         self._pending = self._pending or any(has_new_gradient(p) for p in self._parameters())
 
+    @property
+    def drawing(self) -> bool:
+        """Whether the model has a draw of the weights now: inside `sampled()`, or in a closure of `step`."""
+        return self._inside
+
     def _warn_of_leftovers(self) -> None:
         """Warn if the block's gradients were added to some that no block has computed."""
         for p in self._parameters():
@@ -389,6 +394,8 @@ class WeightOptimizer(ModelOptimizer):
         Args:
             closure: Clears the gradients, computes the *mean* loss of a batch and its gradients, and
                 returns the loss. It is called once per draw. Without it, `sampled()` must have been used.
+                After `sampled()` blocks it is the last piece of their step, and must not clear their
+                gradients.
             examples: Number of examples of which the closure's loss is the mean, as for `sampled()`.
 
         Returns:
@@ -397,7 +404,7 @@ class WeightOptimizer(ModelOptimizer):
         loss: Any = None
         bank = Bank()
         if closure is not None:
-            self._forget()
+            self._check_joinable()
             try:
                 loss = self._run(closure, bank, examples)
             except BaseException:
@@ -424,6 +431,17 @@ class WeightOptimizer(ModelOptimizer):
         self._update(statistics)
         self._forget()
         return loss
+
+    def _check_joinable(self) -> None:
+        """Start anew for a closure, unless it is the last piece of a step that `sampled()` blocks began."""
+        if not self._pending or all(p.grad is None for p in self._parameters()):
+            self._forget()
+        elif self.mc_samples > 1:
+            raise RuntimeError(
+                f"step(closure) draws {self.mc_samples} times (mc_samples), but there are gradients of "
+                "earlier sampled() blocks, to which only one draw can be added: call zero_grad() to discard "
+                "them, or use mc_samples=1"
+            )
 
     def _run(self, closure: Callable[[], Any], bank: Bank, examples: int | None) -> Any:
         """Run the closure once per draw; with several draws, gather their statistics."""

@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PEERS  ?= .venv-peers
 
-.PHONY: demo test lint format records records-check bench bench-peers docs clean
+.PHONY: demo test lint format records records-check bench bench-peers quality docs clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -60,6 +60,9 @@ $(PEERS)/.installed: pyproject.toml constraints.txt benchmarks/peers.txt benchma
 bench-peers: $(PEERS)/.installed $(VENV)/.installed  ## the same for other libraries, in an environment of their own
 	$(PEERS)/bin/python benchmarks/peers.py --json results/peers.json
 	$(BIN)/python -m tools.records
+
+quality: $(VENV)/.installed  ## every method at its defaults on small tasks, as far as it has changed; docs/quality.md
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/quality.py
 
 docs: $(VENV)/.installed  ## the documentation, strictly: a broken link is an error
 	$(BIN)/mkdocs build --strict

@@ -16,7 +16,10 @@ from torch import Tensor, nn
 from torchbayes.train.registry import METHODS
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
-SCRIPTS = ("timing", "steps", "adapters", "peers", "growth", "laplace_records", "evidence_grid")
+SCRIPTS = (
+    "timing", "steps", "adapters", "peers", "growth", "laplace_records", "evidence_grid", "quality",
+    "quality_tasks", "quality_page",
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -111,3 +114,49 @@ def test_the_evidence_is_measured_at_a_maximum(load: Any) -> None:
         slope = sum(float(g.square().sum()) for g in start) ** 0.5
         # The curvature is at least the prior's 0.5, so that a maximum is at most this many nats above.
         assert slope**2 / (2 * 0.5) < 0.5
+
+
+def test_the_quality_suite_scores_a_method_and_does_not_measure_it_again(
+    load: Any, tmp_path: Path
+) -> None:
+    quality = load("quality")
+    row = quality.measure("sine", "map", 0, quick=True)
+    assert "error" not in row
+    assert 0.05 < row["rmse"] < 1.0
+    assert 0.5 < row["coverage"] <= 1.0
+    quality.append(row, tmp_path / "rows.jsonl")
+    quality.append({**row, "nll": 9.0}, tmp_path / "rows.jsonl")
+    with (tmp_path / "rows.jsonl").open("a", encoding="utf-8") as file:
+        file.write('{"key": "cut sh')  # a kill
+    rows = quality.read_rows(tmp_path / "rows.jsonl")
+    assert [r["nll"] for r in rows] == [row["nll"], 9.0]
+    assert rows[0]["key"] == quality.key_of(quality.TASKS["sine"], "map", 0, quick=True)
+    assert rows[0]["key"] != quality.key_of(quality.TASKS["sine"], "map", 0, quick=False)
+
+
+def test_a_breakdown_is_a_row_and_is_on_the_page(load: Any, tmp_path: Path) -> None:
+    quality, page = load("quality"), load("quality_page")
+
+    def broken(seed: int) -> Any:
+        raise FloatingPointError("the loss is not finite\nand more")
+
+    task = quality.TASKS["sine"]
+    quality.TASKS["sine"] = type(task)("sine", "regression", broken, 1, 32, "broken")
+    row = quality.measure("sine", "vogn", 0, quick=False)
+    quality.TASKS["sine"] = task
+    assert row["error"] == "FloatingPointError: the loss is not finite"
+    good = {
+        "task": "sine",
+        "method": "map",
+        "seed": 0,
+        "quick": False,
+        "nll": 0.5,
+        "rmse": 0.4,
+        "coverage": 0.9,
+    }
+    better = {**good, "method": "swag", "nll": 0.4}
+    page.write_page([good, row, better, {**good, "seed": 1, "nll": 0.7}], tmp_path)
+    text = (tmp_path / "quality.md").read_text(encoding="utf-8")
+    assert "| swag | 1 of 1 |  |  | -0.200 | 0 |" in text
+    assert "- sine, vogn, seed 0: FloatingPointError: the loss is not finite" in text
+    assert (tmp_path / "images" / "quality.png").stat().st_size > 5_000

@@ -71,10 +71,11 @@ if TYPE_CHECKING:
         BayesianRegressor as BayesianRegressor,
     )
     from torchbayes.train.failures import TrainingError as TrainingError
-    from torchbayes.train.fit import Run as Run, fit as fit
+    from torchbayes.train.fit import fit as fit
     from torchbayes.core.declaration import register as register
     from torchbayes.train.method import Method as Method
     from torchbayes.train.registry import METHODS as METHODS
+    from torchbayes.train.run import Run as Run, load_run as load_run
     from torchbayes.train.schedule import Schedule as Schedule
     from torchbayes.train.tracking import TensorBoard as TensorBoard
     from torchbayes.variational import (
@@ -110,10 +111,11 @@ else:
         "prior": "GaussianPrior Prior ScaleMixturePrior",
         "sklearn": "BayesianClassifier BayesianRegressor",
         "train.failures": "TrainingError",
-        "train.fit": "Run fit",
+        "train.fit": "fit",
         "core.declaration": "register",
         "train.method": "Method",
         "train.registry": "METHODS",
+        "train.run": "Run load_run",
         "train.schedule": "Schedule",
         "train.tracking": "TensorBoard",
         "variational": (

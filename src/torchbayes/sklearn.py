@@ -21,7 +21,8 @@ from torchbayes.likelihood import Categorical, GaussianNoise, Likelihood
 from torchbayes.models import build_model
 from torchbayes.predict.binary import BinaryPredictive
 from torchbayes.predict.results import ClassPredictive, RegressionPredictive
-from torchbayes.train.fit import Run, fit
+from torchbayes.train.fit import fit
+from torchbayes.train.run import Run
 
 __all__ = ["BayesianClassifier", "BayesianRegressor"]
 

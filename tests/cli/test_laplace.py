@@ -89,5 +89,5 @@ def test_other_runs_are_refused_in_a_sentence(run, tmp_path: Path) -> None:
     (folder / "posterior.safetensors").unlink()
     code, _, err = run("laplace", folder)
     assert code == 2
-    assert "has no posterior yet: finish it" in err
+    assert "has no posterior yet: start the run again with --resume" in err
     assert run("laplace", tmp_path / "nothing")[0] == 2

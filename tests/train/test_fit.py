@@ -270,7 +270,7 @@ def test_a_signal_saves_and_says_how_to_go_on(number: int, tmp_path: Path) -> No
                 os.kill(os.getpid(), number)
 
     before = signal.getsignal(number)
-    with pytest.raises(KeyboardInterrupt, match="--resume"):
+    with pytest.raises(KeyboardInterrupt, match="resume=True"):
         tb.fit(
             small_net,
             blobs(),

@@ -23,7 +23,7 @@ from ..stopping import StopAfter, Stopped
 SETTINGS: dict[str, Any] = {"method": "map", "epochs": 3, "batch_size": 24}
 
 
-def fit(folder: Path, **more: Any) -> tb.train.fit.Run:
+def fit(folder: Path, **more: Any) -> tb.Run:
     return tb.fit(small_net, blobs(), folder=folder, **{**SETTINGS, "progress": False, **more})
 
 
@@ -73,7 +73,7 @@ def test_a_damaged_metrics_file_is_named_and_resume_writes_it_anew(
         "garbage": "{}}\n" + text,
     }[damage]
     files.metrics_file.write_text(changed)
-    with pytest.raises(FileError, match="with --resume, which writes it anew") as error:
+    with pytest.raises(FileError, match="with resume=True, which writes it anew") as error:
         files.read_metrics()
     assert "metrics.jsonl" in str(error.value)
     fit(tmp_path, resume=True)

@@ -21,8 +21,9 @@ from torchbayes.likelihood.base import mean_nll
 from torchbayes.posterior import Posterior
 from torchbayes.predict.predictive import predictive
 from torchbayes.predict.results import ClassPredictive
-from torchbayes.train.fit import Run, fit
+from torchbayes.train.fit import fit
 from torchbayes.train.progress import Progress
+from torchbayes.train.run import Run
 from torchbayes.train.schedule import Schedule
 
 __all__ = ["SoftLabels", "distill"]

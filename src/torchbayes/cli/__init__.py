@@ -84,13 +84,18 @@ def main() -> None:
         code = _exit_code(error)
         if code is None:
             raise
-        errors.print(visible(f"torchbayes: {error}"))
+        errors.print(visible(f"torchbayes: {_as_typed(str(error))}"))
         sys.exit(code)
     except SystemExit as end:
         stop = _interrupt(end)
         if stop is not None:
-            errors.print(visible(f"torchbayes: {stop}") if str(stop) else "torchbayes: stopped")
+            errors.print(visible(f"torchbayes: {_as_typed(str(stop)) or 'stopped'}"))
         raise
+
+
+def _as_typed(message: str) -> str:
+    """Return a message of the library with the command line's spelling of its remedies."""
+    return message.replace("with resume=True", "with --resume").replace("resume=True", "--resume")
 
 
 def _out_of_memory(error: Exception) -> bool:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from torchbayes.cli.options import DataDir, Json, RunFolder, RunSamples, numbers
-from torchbayes.cli.output import answer, cell, table
+from torchbayes.cli.output import answer, cell, table, visible
 
 __all__ = ["calibrate"]
 
@@ -36,16 +36,22 @@ def calibrate(
     from torchbayes.experiments.trained_run import TrainedRun
 
     expected = "shares such as 0.8,0.9"
-    result = calibrating.calibrate(
+    found = calibrating.calibrate(
         TrainedRun(run, data_dir),
         coverages=numbers(coverages, float, "coverages", expected),
         risks=numbers(risks, float, "risks", expected),
         samples=samples,
     )
+    result = dict(found.figures)
     if "intervals" in result:
         _answer_intervals(result, as_json)
         return
     scale = result["temperature"]
+    said = "`torchbayes predict` uses all of this from now on (--raw: none of it)"
+    if found.warning is not None:
+        said = f"worse: {found.warning}; sets and abstention are used"
+        if as_json:
+            typer.echo(visible(said), err=True)
     answer(
         result,
         as_json,
@@ -78,6 +84,7 @@ def calibrate(
             ),
             left=0,
         ),
+        said,
     )  # fmt: skip
 
 
@@ -102,6 +109,7 @@ def _answer_intervals(result: dict[str, Any], as_json: bool) -> None:
                 for row in result["intervals"]
             ),
         ),
+        "`torchbayes predict` uses the quantile intervals from now on (--raw: the posterior's own)",
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from torchbayes.cli import options as opt
-from torchbayes.cli.output import answer, cell, table
+from torchbayes.cli.output import answer, cell, table, visible
 
 __all__ = ["predict"]
 
@@ -24,6 +24,9 @@ def predict(
         Path | None, typer.Option(help="Of a table: CSV file for all predictions.")
     ] = None,
     samples: opt.RunSamples = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Leave out the run's calibration.json, if it has one.")
+    ] = False,
     data_dir: opt.DataDir = None,
     as_json: opt.Json = False,
 ) -> None:
@@ -31,7 +34,8 @@ def predict(
 
     *Epistemic* uncertainty means that the network has not seen enough examples of this kind; *aleatoric*,
     that the example itself is ambiguous. Both are in nats for classes, and standard deviations in the
-    target's units for numbers.
+    target's units for numbers. If the run has been calibrated (`torchbayes calibrate`), probabilities and
+    intervals are the corrected ones, and there are sets of classes and the risk at which to answer.
 
     Example: `torchbayes predict runs/housing new.csv --out predictions.csv`
     """
@@ -39,43 +43,65 @@ def predict(
     from torchbayes.train.run_folder import RunFolder
 
     if run_settings(RunFolder(run)).is_table:
-        _predict_rows(run, files, out, samples, as_json)
+        _predict_rows(run, files, out, samples, raw, as_json)
         return
     if out is not None:
         raise ValueError("--out is for the rows of a table: use --json for images")
-    _predict_images(run, files, samples, data_dir, as_json)
+    _predict_images(run, files, samples, raw, data_dir, as_json)
 
 
 def _predict_images(
-    run: Path, files: list[Path], samples: int | None, data_dir: Path | None, as_json: bool
+    run: Path,
+    files: list[Path],
+    samples: int | None,
+    raw: bool,
+    data_dir: Path | None,
+    as_json: bool,
 ) -> None:
     import torch
 
     from torchbayes.data import read_image
-    from torchbayes.data.transform import Normalise
-    from torchbayes.experiments.trained_run import TrainedRun
-    from torchbayes.predict.results import ClassPredictive
+    from torchbayes.experiments.table_predictions import predict_rows
+    from torchbayes.experiments.trained_run import kept_run
 
-    trained = TrainedRun(run, data_dir)
-    if len(trained.data.shape) != 3:
-        raise ValueError(f"{run} was trained on {trained.data.name}, which has no images")
-    trained.require_classes("predict names classes")
-    images = torch.stack([read_image(file, trained.data.shape) for file in files])
-    normalise = Normalise(trained.data.mean, trained.data.std)
-    result = trained.predict(normalise(images, torch.Generator()), samples)
-    assert isinstance(result, ClassPredictive)
-    measures = ("confidence", "entropy", "aleatoric", "epistemic")
+    trained = kept_run(run, data_dir)
+    shape, name = trained.preprocessing.shape, trained.settings["data"]
+    if len(shape) != 3:
+        raise ValueError(f"{run} was trained on {name}, which has no images")
+    if not trained.preprocessing.classes:
+        raise ValueError(f"{run} is a regression on {name}: predict names classes")
+    images = torch.stack([read_image(file, shape) for file in files])
+    found, notes = predict_rows(trained, images, samples, raw=raw)
     rows = [
-        {"file": str(file), "class": trained.data.classes[int(result.prediction[i])]}
-        | {name: float(getattr(result, name)[i]) for name in measures}
-        for i, file in enumerate(files)
+        {"file": str(file), "class": row.pop("prediction")}
+        | {key: value for key, value in row.items() if not key.startswith("p_")}
+        for file, row in zip(files, found, strict=True)
     ]
-    cells = ([v if isinstance(v, str) else f"{v:.3f}" for v in r.values()] for r in rows)
-    answer(rows, as_json, table(None, rows[0], cells, left=2))
+    columns = _shown(rows[0])
+    cells = ([_image_cell(row[name]) for name in columns] for row in rows)
+    answer(rows, as_json, table(None, columns, cells, left=2), *notes)
+    _echo(notes, as_json)
+
+
+def _shown(row: dict[str, Any]) -> list[str]:
+    """Return the columns for the terminal: of several sets the one nearest to 90 %, of classes none."""
+    sets = [name for name, value in row.items() if isinstance(value, list)]
+    kept = min(sets, key=lambda name: abs(float(name.removeprefix("set")) - 90), default=None)
+    return [n for n in row if not n.startswith("p_") and (n not in sets or n == kept)]
+
+
+def _image_cell(value: Any) -> str:
+    return f"{value:.3f}" if isinstance(value, float) else _cell(value)
+
+
+def _echo(notes: list[str], as_json: bool) -> None:
+    if as_json:
+        for note in notes:
+            typer.echo(visible(note), err=True)
 
 
 def _predict_rows(
-    run: Path, files: list[Path], out: Path | None, samples: int | None, as_json: bool
+    run: Path, files: list[Path], out: Path | None, samples: int | None, raw: bool, as_json: bool
 ) -> None:
     from torchbayes.experiments.table_predictions import predict_table, write_csv
 
@@ -83,27 +109,29 @@ def _predict_rows(
         raise ValueError(
             f"{run} was trained on a table: give one table to predict, not {len(files)}"
         )
-    rows, notes = predict_table(run, files[0], samples)
+    rows, notes = predict_table(run, files[0], samples, raw=raw)
     if out is not None:
         write_csv(out, rows)
         notes.append(f"predictions of {len(rows):,} rows: {out}")
     elif len(rows) > _SHOWN_ROWS:
         notes.append(f"{len(rows) - _SHOWN_ROWS:,} more rows: --out FILE.csv writes all")
     # A class has a column of its own in the file only: there may be many.
-    columns = [name for name in rows[0] if not name.startswith("p_")]
+    columns = _shown(rows[0])
     cells = (
         [str(number), *(_cell(row[name]) for name in columns)]
         for number, row in enumerate(rows[:_SHOWN_ROWS], 1)
     )
     shown = table(None, ["row", *columns], cells, left=0)
     answer(rows, as_json, shown, *notes)
-    if as_json:
-        for note in notes:
-            typer.echo(note, err=True)
+    _echo(notes, as_json)
 
 
 def _cell(value: Any) -> str:
     if isinstance(value, str):
         return value
+    if isinstance(value, list):
+        return ", ".join(value) or "none"
+    if value is None:
+        return "–"
     # Four digits, but the whole number if it has more.
     return cell(value, ",.0f" if 1000 <= abs(value) < 1e9 else ".4g")

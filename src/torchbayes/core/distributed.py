@@ -44,7 +44,8 @@ def _talking() -> Iterator[None]:
     except RuntimeError as error:
         raise LostProcessError(
             f"process {rank()} of {world_size()} has lost contact with another one, which has died or does "
-            f"not answer ({str(error).splitlines()[0]}): see its own message, then start again with --resume"
+            f"not answer ({str(error).splitlines()[0]}): see its own message, then start again with "
+            "resume=True"
         ) from error
 
 

@@ -16,6 +16,7 @@ from torchbayes.data.foreign import ForeignLoader
 from torchbayes.data.images import read_image
 from torchbayes.data.loader import BatchLoader
 from torchbayes.data.ood import OutOfDistribution, noise_for, ood_for
+from torchbayes.data.preprocessing import Preprocessing
 from torchbayes.data.source import DataError
 from torchbayes.data.stream import StreamLoader
 from torchbayes.data.table_encoding import TableEncoding
@@ -35,6 +36,7 @@ __all__ = [
     "Normalise",
     "OutOfDistribution",
     "PadCropFlip",
+    "Preprocessing",
     "Split",
     "StreamLoader",
     "TableEncoding",

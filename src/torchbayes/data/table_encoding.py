@@ -35,7 +35,7 @@ __all__ = ["CategoryColumn", "NumberColumn", "TableEncoding", "fit_columns", "la
 
 _FORMAT, _VERSION = "torchbayes-table", 1
 _MOST_LEVELS = 100
-_REMEDY = "run the command that started the run with --resume, which writes it anew"
+_REMEDY = "start the run again with resume=True, which writes it anew"
 
 
 @dataclass(frozen=True)

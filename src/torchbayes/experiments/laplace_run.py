@@ -98,15 +98,14 @@ def _write(trained: TrainedRun, la: Laplace, files: RunFolder, seconds: float) -
     posterior = la.posterior(hold=point.mean())
     if posterior.rest:
         files.write_rest(trained.model, posterior)
+    files.write_likelihood(trained.likelihood())
     posterior.save(files.posterior_file)
     rows = trained.files.read_metrics()
     noted = {"laplace_precision": float(la.prior.scalar or 0.0)}
     if rows:
         rows[-1] |= {"seconds": round(rows[-1]["seconds"] + seconds, 3), **noted}
     files.keep_metrics(rows)
-    # Of the checkpoint `TrainedRun` reads a learned noise level, which is the trained run's.
-    noise = trained.files.checkpoint.newest.name
-    for name in (noise, trained.files.table_file.name, "cost.json"):
+    for name in (trained.files.inputs_file.name, trained.files.table_file.name, "cost.json"):
         if (trained.files.path / name).exists():
             shutil.copy(trained.files.path / name, files.path / name)
 

@@ -14,7 +14,7 @@ from torchbayes import metrics
 from torchbayes.core.errors import FileError
 from torchbayes.core.reading import read_npz
 from torchbayes.core.storage import atomic_path
-from torchbayes.experiments.positions import position_rows
+from torchbayes.posthoc.positions import position_rows
 from torchbayes.predict.results import ClassPredictive, RegressionPredictive, like_predictions
 
 if TYPE_CHECKING:

@@ -189,14 +189,24 @@ class Experiment:
         kind = self.data.partition(":")[0]
         return _USUAL_MODEL.get(self.data) or _USUAL_MODEL.get(kind, ("lenet5", {}))
 
-    def model_factory(self, data: DataSet) -> Callable[[], nn.Module]:
-        """Return a function that builds the network for `data`, after testing that it can."""
+    def build(self, data: DataSet) -> dict[str, Any]:
+        """Return what `torchbayes.models.build_model` takes to build the network for `data`."""
         options = {**({} if self.model else self._usual[1]), **self.model_options}
         targets = data.num_targets * (2 if self.noise == "predicted" else 1)
         outputs = data.num_classes if data.classes else targets
+        return {
+            "name": self.network,
+            "input_shape": tuple(data.shape),
+            "num_classes": outputs,
+            **options,
+        }
+
+    def model_factory(self, data: DataSet) -> Callable[[], nn.Module]:
+        """Return a function that builds the network for `data`, after testing that it can."""
+        arguments = self.build(data)
 
         def make() -> nn.Module:
-            return build_model(self.network, input_shape=data.shape, num_classes=outputs, **options)
+            return build_model(**arguments)
 
         with torch.random.fork_rng(), torch.device("meta"):
             make()

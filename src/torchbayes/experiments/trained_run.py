@@ -8,15 +8,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchbayes.data import DataSet, ImageFolder, Split, TableEncoding, make_loader
+from torchbayes.data import (
+    DataSet,
+    ImageFolder,
+    Normalise,
+    Preprocessing,
+    Split,
+    TableEncoding,
+    make_loader,
+)
+from torchbayes.data.table import encoded_nothing
 from torchbayes.experiments.settings import SETTINGS, Experiment
-from torchbayes.likelihood import GaussianNoise, Likelihood
+from torchbayes.likelihood import Likelihood
 from torchbayes.posterior import Point, Posterior, PosteriorFileError, Samples, load
 from torchbayes.predict.predictive import predictive
 from torchbayes.predict.results import ClassPredictive, Predictive
+from torchbayes.train.run import Run, load_run
 from torchbayes.train.run_folder import RunError, RunFolder
 
-__all__ = ["TrainedRun", "run_settings"]
+__all__ = ["TrainedRun", "kept_run", "preprocessing_of", "run_settings"]
 
 
 class TrainedRun:
@@ -57,8 +67,7 @@ class TrainedRun:
         """Load the posterior."""
         if not self.files.posterior_file.exists():
             raise RunError(
-                f"{self.files.path} has no posterior yet: finish it with the command that started it and "
-                "--resume"
+                f"{self.files.path} has no posterior yet: start the run again with resume=True to finish it"
             )
         try:
             return load(self.files.posterior_file, self.model)
@@ -77,16 +86,8 @@ class TrainedRun:
 
     def likelihood(self) -> Likelihood:
         """Return the likelihood, with the noise level that was learned in training."""
-        likelihood = self.experiment.likelihood(self.data)
-        if isinstance(likelihood, GaussianNoise) and likelihood.learned:
-            state = self.files.checkpoint.read_newest()
-            if state is None:
-                raise RunError(
-                    f"{self.files.checkpoint.newest} is missing, which holds the learned noise level: train "
-                    "the run again"
-                )
-            likelihood.load_state_dict(state["likelihood"])
-        return likelihood
+        kept = self.files.likelihood_file.exists()
+        return self.files.read_likelihood(None if kept else self.experiment.likelihood(self.data))
 
     def predict(
         self,
@@ -141,8 +142,43 @@ class TrainedRun:
         return predictive, targets
 
 
+def preprocessing_of(data: DataSet) -> Preprocessing:
+    """Return what happens to the examples of a data set before the network sees them."""
+    return Preprocessing(
+        Normalise(data.mean, data.std), shape=data.shape, classes=data.classes, table=data.encoding
+    )
+
+
+def kept_run(folder: Path, data_dir: Path | None = None) -> Run:
+    """Load a finished run of the command line, for predictions.
+
+    The data are needed for a run of an older version only, which did not keep the names of its classes.
+
+    Args:
+        folder: Run folder.
+        data_dir: Folder of the data, if not the usual one.
+    """
+    files = RunFolder(folder)
+    settings = run_settings(files)
+    if "build" in files.read_config() and files.likelihood_file.exists():
+        return load_run(folder)
+    data = None
+    if settings.is_table and files.table_file.exists():
+        data = encoded_nothing(settings.data, TableEncoding.load(files.table_file))
+    trained = TrainedRun(folder, data_dir, experiment=settings, data=data)
+    likelihood = settings.likelihood(trained.data)
+    run = load_run(folder, lambda: trained.model, likelihood=likelihood)
+    run.preprocessing = preprocessing_of(trained.data)
+    return run
+
+
 def run_settings(files: RunFolder) -> Experiment:
     """Return the settings of a run, from its config.toml."""
     config = files.read_config()
+    if "data" not in config:
+        raise RunError(
+            f"{files.path} was trained in Python on data that its config.toml does not name: use "
+            "torchbayes.load_run(folder, model) there"
+        )
     own = {key: value for key, value in config.items() if key in SETTINGS}
     return Experiment.from_settings(own, str(files.config_file))

@@ -22,10 +22,12 @@ from torchbayes.experiments.made_with import check_run, run_config
 from torchbayes.experiments.options import translated
 from torchbayes.experiments.provenance import commit
 from torchbayes.experiments.settings import Experiment
+from torchbayes.experiments.trained_run import preprocessing_of
 from torchbayes.optim.sgld import SGLD
-from torchbayes.train.fit import Run, fit
+from torchbayes.train.fit import fit
 from torchbayes.train.progress import Progress
 from torchbayes.train.registry import find_method
+from torchbayes.train.run import Run
 from torchbayes.train.run_folder import RunFolder
 from torchbayes.train.tracking import Logger
 
@@ -81,13 +83,17 @@ def train_experiment(
                     amp=experiment.amp or None, accumulate=experiment.accumulate,
                     seed=experiment.seed, device=device, folder=folder, resume=resume,
                     checkpoint_seconds=checkpoint_seconds,
-                    config={**run_config(experiment, data), "commit": commit() or None},
+                    config={
+                        **run_config(experiment, data), "build": experiment.build(data),
+                        "commit": commit() or None,
+                    },
                     progress=progress, logger=logger, **translated(experiment.options, len(loader)),
                 )  # fmt: skip
         if distributed.rank() == 0 and peak.bytes is not None:
             _note_peak(folder, peak.bytes)
-        if distributed.rank() == 0 and data.encoding is not None:
-            data.encoding.save(RunFolder(folder).table_file)
+        run.preprocessing = preprocessing_of(data)
+        if distributed.rank() == 0:
+            run.preprocessing.save(there.inputs_file, there.table_file)
         return run
 
 

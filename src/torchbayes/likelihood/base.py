@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -48,6 +49,13 @@ class Likelihood(nn.Module, ABC):
 
     def correct(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
         """Return which targets are the most probable ones, or None if targets are numbers, not labels."""
+        return None
+
+    def arguments(self) -> dict[str, Any] | None:
+        """Return the arguments that make it anew, as JSON holds them, or None if they cannot be written down.
+
+        Parameters and buffers, which hold what was learned, are no part of them.
+        """
         return None
 
     @torch.no_grad()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -92,6 +93,10 @@ class Bernoulli(Likelihood):
         shape = torch.Size((len(targets), *outputs.shape[1:]))
         binary_labels(like_predictions(targets, shape))
         self._factor(outputs)
+
+    def arguments(self) -> dict[str, Any]:
+        """Return nothing: the weight of a 1 is a buffer."""
+        return {}
 
     def correct(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return which labels are the more probable ones."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -147,6 +148,10 @@ class Categorical(Likelihood):
         if self.ignore_index is None or targets.dim() != 1:
             return len(targets)
         return int((targets != self.ignore_index).sum())
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the ignored label; the weights of the classes are a buffer."""
+        return {"ignore_index": self.ignore_index}
 
     def correct(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return which labels, of those that are not ignored, have the largest logit."""

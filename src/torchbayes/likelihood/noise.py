@@ -6,6 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +46,10 @@ class _Noise(Observation):
     def predictive(self, outputs: Tensor) -> RegressionPredictive:
         """Return the mixture of the draws' distributions, with the current noise level."""
         return RegressionPredictive(outputs, self._now(detached=True))
+
+    def arguments(self) -> dict[str, Any]:
+        """Return how the noise level comes about; the level itself is a parameter."""
+        return {"learned": self.learned, "predicted": self.predicted}
 
     @torch.no_grad()
     def pool(self, ends: Sequence[dict[str, Tensor]]) -> None:
@@ -170,6 +175,10 @@ class StudentT(_Noise):
     def df(self) -> Tensor:
         """The degrees of freedom."""
         return self._smallest_df + self.log_excess.exp()
+
+    def arguments(self) -> dict[str, Any]:
+        """Return how scale and degrees of freedom come about; they themselves are parameters."""
+        return super().arguments() | {"learned_df": self._smallest_df > 0}
 
     def _now(self, detached: bool) -> Callable[[Tensor], Distribution]:
         return partial(

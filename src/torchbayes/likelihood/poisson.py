@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.distributions import Poisson as PoissonDistribution
@@ -43,6 +45,10 @@ class Poisson(Observation):
     def predictive(self, outputs: Tensor) -> RegressionPredictive:
         """Return the mixture of the draws' Poisson distributions."""
         return RegressionPredictive(at_least_single(outputs), _counts)
+
+    def arguments(self) -> dict[str, Any]:
+        """Return nothing: there are none."""
+        return {}
 
     def check(self, outputs: Tensor, targets: Tensor) -> None:
         """Raise a `ValueError` if the targets are not one count for each output."""

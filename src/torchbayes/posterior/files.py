@@ -34,6 +34,11 @@ def load(path: str | Path, model: nn.Module | None = None) -> Posterior:
     """
     path = Path(path)
     posterior: Posterior
+    if (path / "config.toml").exists():
+        raise PosteriorFileError(
+            f"{path} is a run folder: torchbayes.load_run(folder, model) loads the run with its likelihood, "
+            "and load(folder + '/posterior.safetensors') the posterior alone"
+        )
     if path.is_dir():
         posterior = Samples(folder=path)
         if len(posterior) == 0:

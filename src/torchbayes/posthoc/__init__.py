@@ -4,6 +4,7 @@ Each is fitted to predictions on examples that were not trained on, and then app
 """
 
 from torchbayes.posthoc.abstain import Abstention, abstain
+from torchbayes.posthoc.calibration import Calibration, calibrate
 from torchbayes.posthoc.conformal import (
     ConformalIntervals,
     ConformalSets,
@@ -14,10 +15,12 @@ from torchbayes.posthoc.temperature import TemperatureScaling, temperature_scali
 
 __all__ = [
     "Abstention",
+    "Calibration",
     "ConformalIntervals",
     "ConformalSets",
     "TemperatureScaling",
     "abstain",
+    "calibrate",
     "conformal_intervals",
     "conformal_sets",
     "temperature_scaling",

@@ -6,7 +6,6 @@ import contextlib
 import copy
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,54 +16,22 @@ from torchbayes.core import distributed
 from torchbayes.core.names import named_parameters, unwrapped
 from torchbayes.core.outputs import Output
 from torchbayes.core.parameters import Params, frozen_norms, selected, training_only
+from torchbayes.data.preprocessing import Preprocessing
 from torchbayes.likelihood import Likelihood
-from torchbayes.posterior import Posterior
-from torchbayes.predict.predictive import predictive
-from torchbayes.predict.results import Predictive
 from torchbayes.train.data import as_loader, check_device, device_of, likelihood_for, spelled
 from torchbayes.train.loop import Training
 from torchbayes.train.method import Plan
 from torchbayes.train.progress import NoProgress, Progress, RichProgress
 from torchbayes.train.registry import check_options, find_method
+from torchbayes.train.run import Run, output_settings, write_result
 from torchbayes.train.schedule import Schedule, as_schedule
 from torchbayes.train.start import Init, factory, start_of
 from torchbayes.train.tracking import Logger
 
-__all__ = ["Run", "fit"]
+__all__ = ["fit"]
 
 _LOG = logging.getLogger("torchbayes")
 _AMP = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-@dataclass
-class Run:
-    """A finished training run.
-
-    Attributes:
-        model: The network that was trained, with the weights of the end of training: a copy of the one that
-            was passed to `fit`, that one itself with `in_place=True`, or the one that a function made. The
-            result is `posterior`.
-        posterior: What was learned about the weights.
-        history: One dictionary of metrics per epoch.
-        likelihood: Meaning of the network's outputs.
-        method: Name of the method.
-        seconds: Training time, over all resumed parts.
-        output: Where the likelihood's tensor is in what the network returns, as it was given to `fit`.
-    """
-
-    model: nn.Module
-    posterior: Posterior
-    history: list[dict[str, Any]]
-    likelihood: Likelihood
-    method: str
-    seconds: float
-    output: Output = None
-
-    def predict(self, inputs: Any, samples: int = 32, **kwargs: Any) -> Predictive:
-        """Predict with the weights averaged out; see `torchbayes.predictive`."""
-        # The methods have estimated batch-norm statistics under their draws, or of their mean.
-        known = {"likelihood": self.likelihood, "output": self.output, "recalibrate": False}
-        return predictive(self.model, self.posterior, inputs, samples, **(known | kwargs))
 
 
 def fit(
@@ -139,7 +106,8 @@ def fit(
             patterns such as `"layer4.*"`. By default nothing, and for an ensemble with a single `init` the
             last layer, so that its members differ. Frozen weights never do.
         validation: Data to score after every epoch, in any of the forms of `train_set`.
-        transform: Applied to every batch of inputs, such as normalisation and augmentation.
+        transform: Applied to every batch of inputs, such as normalisation and augmentation. `Run.predict`
+            applies what is a `torchbayes.data.Normalise`, and no function of yours.
         schedule: Learning-rate schedule.
         clip_norm: Largest norm of a gradient; no limit if None.
         amp: `"bfloat16"` or `"float16"` to compute the forward pass in that type.
@@ -238,7 +206,7 @@ def fit(
             "seed": seed,
             "train_size": plan.train_size,
             "network": type(made).__name__,
-            "output": _plain(output),
+            **output_settings(output),
             **schedule.settings(),
             "clip_norm": clip_norm,
             "amp": amp,
@@ -259,7 +227,7 @@ def fit(
             resting=resting,
             logger=logger,
         )
-        with training.opened(folder, settings, resume):
+        with training.opened(folder, settings, resume, config):
             shown = _progress(progress, rank)
             said = None if start is None else str(start)
             if start is None and method_class.starts_apart and isinstance(model, nn.Module):
@@ -271,15 +239,17 @@ def fit(
                 _LOG.info("%s %s", method, said)
                 shown.note(f"{method} {said}")
             training.run(shown)
-            posterior = training.method.posterior()
+            run = Run(
+                made, training.method.posterior(), training.history, noise, method,
+                training.seconds, output, settings, Preprocessing.of(loader.transform),
+                folder=None if folder is None else Path(folder),
+            )  # fmt: skip
             if training.folder is not None and rank == 0:
-                if posterior.rest:
-                    training.folder.write_rest(made, posterior)
-                posterior.save(training.folder.posterior_file)
+                write_result(run, training.folder)
                 if logger is not None:
                     logger.artifact(training.folder.posterior_file)
             distributed.barrier()
-    return Run(made, posterior, training.history, noise, method, training.seconds, output)
+    return run
 
 
 @contextlib.contextmanager

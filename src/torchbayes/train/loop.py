@@ -78,7 +78,11 @@ class Training:
 
     @contextmanager
     def opened(
-        self, path: str | Path | None, settings: dict[str, Any], resume: bool
+        self,
+        path: str | Path | None,
+        settings: dict[str, Any],
+        resume: bool,
+        config: dict[str, Any] | None = None,
     ) -> Iterator[None]:
         """Begin a run folder, or continue the run that is in it; others are kept out meanwhile.
 
@@ -86,6 +90,7 @@ class Training:
             path: The folder; with None nothing is written.
             settings: What config.toml holds.
             resume: Whether to continue.
+            config: Those of the settings that are the caller's, who knows what they were before they existed.
         """
         if path is None:
             yield
@@ -101,12 +106,15 @@ class Training:
             distributed.barrier()
             if started and not resume and (state is not None or folder.posterior_file.exists()):
                 raise RunError(
-                    f"{path} already holds a run: resume it (resume=True, --resume) or choose another "
-                    "folder"
+                    f"{path} already holds a run: resume it with resume=True or choose another folder"
+                )
+            if started and resume and state is None and folder.posterior_file.exists():
+                raise RunError(
+                    f"{path} holds a finished run but no checkpoint to continue from: load it with load_run, "
+                    "or delete its posterior.safetensors to train it again"
                 )
             if started and resume:
-                # The caller knows what its own settings were; see `train_experiment`.
-                folder.check_config(settings, {**settings, **_BEFORE})
+                folder.check_config(settings, {**settings, **_BEFORE, **(config or {})})
                 if distributed.rank() == 0:
                     folder.note_version()
             elif distributed.rank() == 0:
@@ -408,7 +416,7 @@ class Training:
             raise KeyboardInterrupt(f"stopped by {name}; without a folder nothing was saved")
         raise KeyboardInterrupt(
             f"stopped by {name} in epoch {self.epoch + 1}; saved in {self.folder.path}: "
-            "run the same command with --resume to continue"
+            "start it again with resume=True to continue"
         )
 
 

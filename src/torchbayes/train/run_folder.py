@@ -1,12 +1,15 @@
 """A run folder: what a training run writes to disk, in such a way that a kill at any moment loses little.
 
-config.toml                       the settings; what `--resume` compares with
+config.toml                       the settings; what a resumed run is compared with
 metrics.jsonl                     one line per epoch
 traces.jsonl                      periodic diagnostics of a sampler's chains
 checkpoint.safetensors            everything needed to continue, with the generation before it beside it
 posterior.safetensors             the result
 rest.safetensors                  the weights that were frozen, if any: the posterior does not hold them
+likelihood.safetensors            what the outputs mean, with the noise level that was learned
+inputs.json                       how inputs are normalised, and the names of the classes
 table.json                        for a table: how its columns are encoded
+calibration.json                  corrections that were fitted after training, if any
 
 Every file carries a checksum of its content. As long as a run lasts, the folder is locked against others.
 """
@@ -22,24 +25,36 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
+import torch
 from torch import nn
 
 from torchbayes._version import __version__
 from torchbayes.core.errors import FileError, RunError, WriteError
 from torchbayes.core.locks import folder_lock
 from torchbayes.core.names import named_weights
-from torchbayes.core.reading import json_line, json_lines, read_json_lines, read_toml, toml_text
-from torchbayes.core.storage import append_line, remove_strays, write_text
+from torchbayes.core.reading import (
+    json_line,
+    json_lines,
+    read_json,
+    read_json_lines,
+    read_toml,
+    toml_text,
+)
+from torchbayes.core.storage import append_line, remove_strays, write_json, write_text
+from torchbayes.data.preprocessing import Preprocessing
+from torchbayes.likelihood import Likelihood, as_likelihood
 from torchbayes.posterior import Point, Posterior, load, snapshot
 from torchbayes.posterior.posterior import assign
+from torchbayes.posthoc import Calibration
 from torchbayes.train.checkpoint import Checkpoint
+from torchbayes.train.likelihood_file import give, read_likelihood, write_likelihood
 
 __all__ = ["RunError", "RunFolder"]
 
 _LOG = logging.getLogger("torchbayes")
 
 # What a config.toml says about the run besides its settings.
-_ABOUT = ("commit", "torchbayes")
+_ABOUT = ("commit", "torch", "torchbayes")
 
 
 def _without_none(value: Any) -> Any:
@@ -49,6 +64,12 @@ def _without_none(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_without_none(item) for item in value]
     return value
+
+
+def _with_versions(config: dict[str, Any]) -> dict[str, Any]:
+    """Return what config.toml holds; settings that were read from one have the versions of their run."""
+    own = {} if "torchbayes" in config else {"torchbayes": __version__, "torch": torch.__version__}
+    return {**own, **_without_none(config)}
 
 
 class RunFolder:
@@ -69,7 +90,10 @@ class RunFolder:
         self.checkpoint = Checkpoint(self.path / f"checkpoint{suffix}.safetensors")
         self.posterior_file = self.path / "posterior.safetensors"
         self.rest_file = self.path / "rest.safetensors"
+        self.likelihood_file = self.path / "likelihood.safetensors"
+        self.inputs_file = self.path / "inputs.json"
         self.table_file = self.path / "table.json"
+        self.calibration_file = self.path / "calibration.json"
 
     def prepare(self) -> None:
         """Create the folder."""
@@ -90,7 +114,7 @@ class RunFolder:
 
     @property
     def _remedy(self) -> str:
-        return f"run the command that started {self.path} with --resume, which writes it anew"
+        return f"start the run in {self.path} again with resume=True, which writes it anew"
 
     def read_config(self) -> dict[str, Any]:
         """Return the settings that the run was started with."""
@@ -103,13 +127,17 @@ class RunFolder:
         return config
 
     def write_config(self, config: dict[str, Any]) -> None:
-        """Save the settings, and the version that they are for."""
-        table = {"torchbayes": __version__, **_without_none(config)}
-        write_text(self.config_file, toml_text(tomli_w.dumps(table)))
+        """Save the settings, and the versions that they are for."""
+        write_text(self.config_file, toml_text(tomli_w.dumps(_with_versions(config))))
 
     def identity(self) -> str:
-        """Return a digest of the settings and the version that the run was made with."""
-        text = json.dumps(self.read_config(), sort_keys=True, default=str)
+        """Return a digest of the settings and the versions that the run was made with."""
+        return self.identity_of(self.read_config())
+
+    @staticmethod
+    def identity_of(config: dict[str, Any]) -> str:
+        """Return the digest that a run has whose settings are written with `write_config`."""
+        text = json.dumps(_with_versions(config), sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def check_config(
@@ -160,6 +188,67 @@ class RunFolder:
         """Give the network the weights that the posterior does not hold, if there are any."""
         if self.rest_file.exists():
             assign(model, load(self.rest_file).mean())
+
+    def write_likelihood(self, likelihood: Likelihood) -> None:
+        """Save the likelihood, with what it has learned."""
+        write_likelihood(self.likelihood_file, likelihood)
+
+    def read_likelihood(self, given: Any = None) -> Likelihood:
+        """Return the likelihood with what it has learned.
+
+        Args:
+            given: The likelihood, for one that a file cannot hold, and for a run of an older version: it
+                receives what was learned.
+        """
+        if self.likelihood_file.exists():
+            return read_likelihood(self.likelihood_file, given)
+        if given is None:
+            raise RunError(
+                f"{self.path} was written by an older torchbayes, which did not keep the likelihood: pass "
+                "likelihood="
+            )
+        likelihood = as_likelihood(given)
+        if not any(p.requires_grad for p in likelihood.parameters()):
+            return likelihood
+        state = self.checkpoint.read_newest()
+        if state is None:
+            raise RunError(
+                f"{self.checkpoint.newest} is missing, which holds the learned noise level: train the run "
+                "again"
+            )
+        return give(likelihood, state["likelihood"], str(self.checkpoint.newest))
+
+    def read_preprocessing(self) -> Preprocessing:
+        """Return what happens to inputs before the network sees them, as far as the folder says so."""
+        return Preprocessing.load(self.inputs_file, self.table_file, self._remedy)
+
+    def write_calibration(self, figures: Mapping[str, Any], made: Mapping[str, Any]) -> None:
+        """Save the figures of a calibration.
+
+        Args:
+            figures: Those of a `Calibration`.
+            made: What they were made with: at least `identity()` as `run`.
+        """
+        write_json(self.calibration_file, {**figures, "made_with": dict(made)})
+
+    def read_calibration(self) -> Calibration | None:
+        """Return the calibration, or None if there is none, or it is of other settings than the run."""
+        if not self.calibration_file.exists():
+            return None
+        remedy = "calibrate the run again, or delete the file"
+        content = read_json(self.calibration_file, remedy)
+        made = content.pop("made_with", None) if isinstance(content, dict) else None
+        try:
+            calibration = Calibration.of(content)
+        except (ValueError, AttributeError) as error:
+            raise FileError(f"{self.calibration_file} is damaged: {remedy}") from error
+        if isinstance(made, dict) and made.get("run") not in (None, self.identity()):
+            _LOG.warning(
+                "%s was made with other settings than the run and is not used: %s",
+                self.calibration_file, remedy,
+            )  # fmt: skip
+            return None
+        return calibration
 
     def append_metrics(self, row: dict[str, Any]) -> None:
         """Add one line to metrics.jsonl."""

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torchbayes.checks.convergence import Array, by_chain, ess, rhat
 from torchbayes.core.names import named_parameters
 from torchbayes.core.outputs import output_tensor
+from torchbayes.core.private import private_copy
 from torchbayes.likelihood import Categorical, Likelihood
 from torchbayes.posterior import Point, Samples
 from torchbayes.predict.binary import BinaryPredictive
@@ -104,21 +105,16 @@ def log_posterior(
     """
     noise = Categorical() if likelihood is None else likelihood
     trainable = {name for name, p in named_parameters(model).items() if p.requires_grad}
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
+    twin = private_copy(model)
     values: list[float] = []
-    try:
-        for weights in samples:
-            losses = []
-            for x, y in zip(inputs.split(512), targets.split(512), strict=True):
-                outputs = output_tensor(samples.call(model, weights, x))
-                losses.append(float(noise.loss(outputs, y)) * len(y))
-            likely = -sum(losses) / len(targets) * train_size / temperature
-            own = {name: tensor for name, tensor in weights.items() if name in trainable}
-            values.append(likely + float(prior.log_prob(own)))
-    finally:
-        for module, mode in modes:
-            module.training = mode
+    for weights in samples:
+        losses = []
+        for x, y in zip(inputs.split(512), targets.split(512), strict=True):
+            outputs = output_tensor(samples.call(twin, weights, x))
+            losses.append(float(noise.loss(outputs, y)) * len(y))
+        likely = -sum(losses) / len(targets) * train_size / temperature
+        own = {name: tensor for name, tensor in weights.items() if name in trainable}
+        values.append(likely + float(prior.log_prob(own)))
     return by_chain(np.asarray(values), samples.chains)
 
 

@@ -8,7 +8,9 @@ loaders. What a loss weighs is read off its graph: 1 for a mean over a batch, 1/
 from __future__ import annotations
 
 import math
+import os
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -434,6 +436,38 @@ class LossWatch(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+class _Eager:
+    """Keeps the compiler's stance, one for the whole process, at "eager" while any thread wants it."""
+
+    def __init__(self) -> None:
+        self._lock, self._count = threading.Lock(), 0
+        self._stance: AbstractContextManager[Any] = nullcontext()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._count == 0:
+                self._stance = torch.compiler.set_stance("force_eager")
+                self._stance.__enter__()
+            self._count += 1
+
+    def __exit__(self, *_error: object) -> None:
+        with self._lock:
+            self._count -= 1
+            if self._count == 0:
+                self._stance.__exit__(None, None, None)
+
+    def restart(self) -> None:
+        """Forget the other threads, which do not survive a fork."""
+        if self._count:
+            self._stance.__exit__(None, None, None)
+        self._lock, self._count = threading.Lock(), 0
+
+
+_eager = _Eager()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_eager.restart)
+
+
 def uncompiled() -> AbstractContextManager[Any]:
     """Run what `torch.compile` has compiled without its compiled code inside the block.
 
@@ -443,4 +477,4 @@ def uncompiled() -> AbstractContextManager[Any]:
     # Without Dynamo nothing can have been compiled, and importing it takes long.
     if torch.compiler.is_compiling() or "torch._dynamo" not in sys.modules:
         return nullcontext()
-    return torch.compiler.set_stance("force_eager")  # type: ignore[no-any-return]
+    return _eager

@@ -374,11 +374,10 @@ class Laplace:
             raise ValueError(f"samples is {samples}: expected at least 1 draw")
         what = {"probit": "variance", "bridge": "row_sums"}.get(link or "", "covariance")
         parts: list[Predictive] = []
+        network = self._network.private()  # hooks are set on it, and threads may share this object
         for batch in input_batches(inputs):
-            batch = self._network.suited(batch)
-            for part in moments(
-                self._network, self._structure, self._solved, batch, what, max_memory
-            ):  # fmt: skip
+            batch = network.suited(batch)
+            for part in moments(network, self._structure, self._solved, batch, what, max_memory):
                 parts.append(self._linked(part, link, samples, generator))
         if not parts:
             raise ValueError("there is nothing to predict: the inputs have no examples")

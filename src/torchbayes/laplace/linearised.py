@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from torchbayes.core.batch import batch_len, slice_batch
+from torchbayes.core.names import named_parameters
 from torchbayes.curvature import Tape
 from torchbayes.curvature.accumulate import Record
 from torchbayes.laplace.network import Network
@@ -63,7 +64,8 @@ def moments(
     count = batch_len(inputs)
     if count == 0:
         raise ValueError("there is nothing to predict: the inputs have no examples")
-    tape = Tape(network.model, structure.weights)
+    own = named_parameters(network.model)
+    tape = Tape(network.model, {name: own[name] for name in structure.weights})
     together, at_once = _measure(network, tape, structure, inputs, what, max_memory)
     for start in range(0, count, together):
         part = slice_batch(inputs, start, min(start + together, count))

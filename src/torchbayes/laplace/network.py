@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from torchbayes.core.batch import call, network_dtype, suited
 from torchbayes.core.outputs import Output, output_tensor
+from torchbayes.core.private import private_copy
 
 __all__ = ["Network"]
 
@@ -31,6 +32,10 @@ class Network:
         return output_tensor(
             call(self.model, inputs), self.output, network=type(self.model).__name__
         )
+
+    def private(self) -> Network:
+        """Return the same network on a private copy of its module."""
+        return Network(private_copy(self.model), self.output)
 
     def suited(self, inputs: Any) -> Any:
         """Move inputs to the network's device and type."""

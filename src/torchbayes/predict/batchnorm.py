@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, overload
@@ -13,6 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from torchbayes.core.batch import arguments, split_batch, to_device
 from torchbayes.core.names import named_modules, own_weights
+from torchbayes.core.private import private_copy
 from torchbayes.posterior import Posterior, Samples, Weights
 from torchbayes.posterior.posterior import plain_network
 
@@ -130,7 +130,7 @@ def recalibrate_each(
         The result of `recalibrate_batchnorm` for every draw.
     """
     _check_loader(loader)
-    twin = copy.deepcopy(plain_network(model)).eval()
+    twin = private_copy(plain_network(model))
     norms = _running_norms(twin)
     if not norms:
         return [dict(weights) for weights in draws]

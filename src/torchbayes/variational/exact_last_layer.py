@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 from torchbayes.core.batch import Inputs, batch_len, slice_batch, split_batch, to_device
 from torchbayes.core.last_layer import find_last_layer, weight_names, with_features
+from torchbayes.core.private import private_copy
 from torchbayes.likelihood import GaussianNoise
 from torchbayes.posterior import KroneckerGaussian, snapshot
 from torchbayes.posterior.kronecker import set_matrix
@@ -171,15 +172,12 @@ class ExactLastLayer:
 
     def _features(self, inputs: Inputs) -> tuple[Tensor, torch.Size]:
         """Return Φ in float64, one row per output position, and the shape of the network's outputs."""
-        modes = [(module, module.training) for module in self._model.modules()]
-        self._model.eval()
-        try:
-            with torch.no_grad():
-                moved = to_device(inputs, self._last.weight.device)
-                features, outputs = with_features(self._model, self.layer, self._last, moved)
-        finally:
-            for module, mode in modes:
-                module.training = mode
+        twin = private_copy(self._model)
+        last = twin.get_submodule(self.layer)
+        assert isinstance(last, nn.Linear)
+        with torch.no_grad():
+            moved = to_device(inputs, last.weight.device)
+            features, outputs = with_features(twin, self.layer, last, moved)
         features = features.double()
         if self._last.bias is not None:
             features = F.pad(features, (0, 1), value=1.0)

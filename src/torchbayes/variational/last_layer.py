@@ -38,6 +38,7 @@ from torchbayes.core.names import named_modules
 from torchbayes.core.noise import normal_
 from torchbayes.core.outputs import Output
 from torchbayes.core.parameters import norm_parameters, trainable
+from torchbayes.core.private import private_copy
 from torchbayes.likelihood import Categorical, GaussianNoise, Likelihood
 from torchbayes.likelihood.base import mean_nll
 from torchbayes.posterior import RowGaussian, Wrapper, held_names, snapshot
@@ -348,11 +349,7 @@ class VBLL(Wrapper):
             samples: Draws of the logits; not used in a regression.
             generator: Source of the draws; torch's global generator if not given.
         """
-        training = self.training
-        try:
-            mean, variance = self.eval().moments(inputs)
-        finally:
-            self.train(training)
+        mean, variance = private_copy(self).moments(inputs)
         if isinstance(self.likelihood, GaussianNoise):
             return GaussianPredictive(mean, variance, self.likelihood.std.detach())
         noise = normal_(mean.new_empty(samples, *mean.shape), generator)

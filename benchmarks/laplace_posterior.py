@@ -49,7 +49,7 @@ def make(network: str, batches: int) -> tuple[nn.Module, Tensor, Tensor, int]:
         return nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 10)), torch.randn(8, 4), \
             torch.randint(10, (8,)), 8  # fmt: skip
     build, _, shape = NETWORKS[network]
-    net, size = build(400).eval(), BATCH[network]
+    net, size = build(1200).eval(), BATCH[network]
     count = size * batches
     return net, torch.randn(count, *shape), torch.randint(10, (count,)), size
 

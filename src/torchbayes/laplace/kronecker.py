@@ -40,6 +40,9 @@ _PATCHES = CHUNK // 4
 _MANY_POSITIONS = 64
 # Up to this size eigenvalues are computed in double precision, which takes twice the time.
 _DOUBLE_UP_TO = 128
+# From this size on LAPACK's syevr, which SciPy has, takes the place of syevd, which torch has: it works in the
+# matrix's own memory, without a copy and a workspace of five times its size, and takes twice the time.
+_LARGE = 1024
 
 
 def _factored(record: Record) -> bool:
@@ -58,8 +61,7 @@ def _add_inputs(record: Record, total: Tensor, weights: Tensor | None) -> float:
     count = record.examples if weights is None else float(weights.sum())
     if isinstance(record, LinearRecord):
         x = record.x if root is None else record.x * root
-        rows = x.reshape(-1, x.shape[-1])
-        total.addmm_(rows.t(), rows)
+        _add_products(x.reshape(-1, x.shape[-1]), total)
         return count * x.shape[1]
     assert isinstance(record, ConvRecord)
     patches = record.patches()
@@ -74,27 +76,34 @@ def _add_inputs(record: Record, total: Tensor, weights: Tensor | None) -> float:
 def _add_outer(features: Tensor, total: Tensor) -> None:
     """Add the lower triangle of Σ f fᵀ, for features of shape (examples, features, positions)."""
     if features.shape[2] < _MANY_POSITIONS:
-        rows = features.transpose(1, 2).reshape(-1, features.shape[1])
-        total.addmm_(rows.t(), rows)
+        _add_products(features.transpose(1, 2).reshape(-1, features.shape[1]), total)
         return
-    # Blocks of columns, each from the diagonal down: half the products, which are symmetric.
-    size = -(-len(total) // (4 if len(total) >= 512 else 2))
-    for start in range(0, len(total), size):
-        stop = min(start + size, len(total))
+    for start, stop in _blocks(len(total)):
         total[start:, start:stop].addbmm_(
             features[:, start:], features[:, start:stop].transpose(1, 2)
         )
 
 
+def _add_products(rows: Tensor, total: Tensor) -> None:
+    """Add the lower triangle of Σ r rᵀ."""
+    for start, stop in _blocks(len(total)):
+        total[start:, start:stop].addmm_(rows[:, start:].t(), rows[:, start:stop])
+
+
+def _blocks(size: int) -> Iterator[tuple[int, int]]:
+    """Yield blocks of columns; the products of each are needed from the diagonal down, being symmetric."""
+    step = -(-size // (4 if size >= 512 else 2 if size >= 64 else 1))
+    for start in range(0, size, step):
+        yield start, min(start + step, size)
+
+
 def _add_outputs(record: Record, total: Tensor) -> None:
-    """Add Σ g gᵀ over examples and positions to `total`."""
+    """Add Σ g gᵀ over examples and positions to `total`, its lower triangle."""
     if isinstance(record, ConvRecord):
-        channels = record.g.transpose(0, 1).reshape(len(total), -1)
-        total.addmm_(channels, channels.t())
+        _add_products(record.g.transpose(0, 1).reshape(len(total), -1).t(), total)
     else:
         assert isinstance(record, LinearRecord)
-        rows = record.g.reshape(-1, record.g.shape[-1])
-        total.addmm_(rows.t(), rows)
+        _add_products(record.g.reshape(-1, record.g.shape[-1]), total)
 
 
 @dataclass
@@ -106,8 +115,17 @@ class _Factor:
 
     @classmethod
     def of(cls, matrix: Tensor) -> _Factor:
-        work = matrix.double() if len(matrix) <= _DOUBLE_UP_TO else matrix
-        values, vectors = torch.linalg.eigh(work, UPLO="L")
+        """Decompose a symmetric matrix that is known by its lower triangle, and may be overwritten."""
+        if len(matrix) >= _LARGE and matrix.device.type == "cpu":
+            from scipy.linalg import eigh
+
+            found = eigh(  # the transpose is in LAPACK's order
+                matrix.numpy().T, lower=False, driver="evr", overwrite_a=True, check_finite=False
+            )
+            values, vectors = map(torch.from_numpy, found)
+        else:
+            work = matrix.double() if len(matrix) <= _DOUBLE_UP_TO else matrix
+            values, vectors = torch.linalg.eigh(work, UPLO="L")
         return cls(values.double().clamp_min(0), vectors.to(matrix.dtype))
 
 

@@ -199,15 +199,19 @@ def judged(data: Data, unit: float) -> dict[str, Any]:
         shifted = {key: row[key] + math.log(unit) for key in ("nll", "network_nll")}
         rows.append({"precision": delta, **row, **shifted})
         progress(f"  {rows[-1]}")
-    pick, other = (
-        max(rows, key=lambda row: row[key]) for key in ("evidence", "kronecker_evidence")
-    )
-    judged: dict[str, Any] = {"unit": unit, "pick": pick, "kronecker_pick": other}
+    other = max(rows, key=lambda row: row["kronecker_evidence"])
+    return {"unit": unit, **compared(rows), "kronecker_pick": other, "grid": rows}
+
+
+def compared(rows: list[dict[str, float]]) -> dict[str, Any]:
+    """Return the row with the largest evidence, the best rows, and what the pick loses against them."""
+    pick = max(rows, key=lambda row: row["evidence"])
+    found: dict[str, Any] = {"pick": pick}
     for key in ("nll", "network_nll"):
         best = min(rows, key=lambda row: row[key])
         lost = pick[key] - best[key]
-        judged[key] = {"best": best, "lost_nats": lost, "share": lost / abs(best[key])}
-    return {**judged, "grid": rows}
+        found[key] = {"best": best, "lost_nats": lost, "share": lost / abs(best[key])}
+    return found
 
 
 def main() -> None:

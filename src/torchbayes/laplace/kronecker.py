@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from scipy.linalg import eigh
 from torch import Tensor
 
 from torchbayes.curvature.accumulate import CHUNK, Record, VectorRecord
@@ -40,8 +41,8 @@ _PATCHES = CHUNK // 4
 _MANY_POSITIONS = 64
 # Up to this size eigenvalues are computed in double precision, which takes twice the time.
 _DOUBLE_UP_TO = 128
-# From this size on LAPACK's syevr, which SciPy has, takes the place of syevd, which torch has: it works in the
-# matrix's own memory, without a copy and a workspace of five times its size, and takes twice the time.
+# From this size on LAPACK is called through SciPy, which puts the eigenvectors where the matrix was: torch
+# copies it first.
 _LARGE = 1024
 
 
@@ -117,10 +118,8 @@ class _Factor:
     def of(cls, matrix: Tensor) -> _Factor:
         """Decompose a symmetric matrix that is known by its lower triangle, and may be overwritten."""
         if len(matrix) >= _LARGE and matrix.device.type == "cpu":
-            from scipy.linalg import eigh
-
             found = eigh(  # the transpose is in LAPACK's order
-                matrix.numpy().T, lower=False, driver="evr", overwrite_a=True, check_finite=False
+                matrix.numpy().T, lower=False, driver="evd", overwrite_a=True, check_finite=False
             )
             values, vectors = map(torch.from_numpy, found)
         else:

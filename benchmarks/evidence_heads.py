@@ -60,7 +60,9 @@ def of_images(task: str) -> tuple[Data, float]:
     """Return features and labels of one data set's images, by a network of another's."""
     other = tb.load_data(IMAGES[task]).train
     first = (other.inputs[:TRAINED].float() / 255, other.targets[:TRAINED])
-    trained = tb.fit(lenet5(in_channels=1, image_size=28), first, epochs=10, lr=1e-3, progress=False)
+    trained = tb.fit(
+        lenet5(in_channels=1, image_size=28), first, epochs=10, lr=1e-3, progress=False
+    )
     data = tb.load_data(task)
     parts = []
     for split, count in ((data.train, FITTED), (data.test, HELD_OUT)):

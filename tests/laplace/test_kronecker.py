@@ -30,7 +30,9 @@ def test_the_factors_of_a_wide_layer_are_sums_over_all_examples(tmp_path):
     g = net[2].weight.detach() * inner
     inputs, outputs = x.t() @ x / 40, g.t() @ g
     wanted = torch.outer(torch.linalg.eigvalsh(outputs), torch.linalg.eigvalsh(inputs))
-    precision = la._structure._precision("0.weight", {"0.weight": torch.tensor(0.0)}, torch.tensor(1.0))
+    precision = la._structure._precision(
+        "0.weight", {"0.weight": torch.tensor(0.0)}, torch.tensor(1.0)
+    )
     torch.testing.assert_close(precision.sort().values, wanted.clamp_min(0).sort().values)
     path = tmp_path / "posterior.safetensors"
     la.posterior().save(path)

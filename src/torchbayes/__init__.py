@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         posterior as posterior,
         posthoc as posthoc,
         prior as prior,
+        serving as serving,
         variational as variational,
     )
     from torchbayes.average import HWA as HWA, SWA as SWA, SWAG as SWAG
@@ -92,7 +93,7 @@ else:
 
     _NAMESPACES = (
         "applications", "average", "checks", "data", "likelihood", "metrics", "models", "optim",
-        "posterior", "posthoc", "prior", "variational",
+        "posterior", "posthoc", "prior", "serving", "variational",
     )  # fmt: skip
     # Of optim everything is public here, so that a new algorithm is listed in optim/__init__.py only.
     _NAMES = {

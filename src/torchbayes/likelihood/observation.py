@@ -72,6 +72,8 @@ def _is_unchecked(distribution: Distribution) -> bool:
 
     The import of Dynamo, by `torch.compile` or by another package, turns the check off in the whole process.
     """
+    if torch.compiler.is_compiling():  # torch.export: there are no values to check
+        return False
     return not Distribution._validate_args and "_validate_args" not in vars(distribution)
 
 

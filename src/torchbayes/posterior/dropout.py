@@ -239,7 +239,9 @@ class DropoutPosterior(StoredPosterior):
         seed = int(draw[_SEED])
         if self.own:
             leaves = (t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor) and t.dim())
-            examples = next((len(t) for t in leaves), 1)
+            examples = next(
+                (t.shape[0] for t in leaves), 1
+            )  # len() would make a constant of it in torch.export
             with OwnDropout(self.p, seed, max(1, examples)):
                 return super().call(model, weights, *args, **kwargs)
         generator: torch.Generator | None = None

@@ -256,7 +256,8 @@ class RegressionPredictive(Predictive):
             return self._distribution(self.outputs.flatten(0, 1))
 
     def _by_draw(self, value: Tensor) -> Tensor:
-        return value.reshape(self.draws, len(self), *value.shape[1:])
+        # Not len(), which would make a constant of the number of examples in torch.export.
+        return value.reshape(self.draws, self.outputs.shape[1], *value.shape[1:])
 
     @property
     def means(self) -> Tensor:

@@ -56,7 +56,9 @@ def test_the_table_of_methods_links_every_method_to_its_page() -> None:
 
 
 # Their names are all public and stand on the page, those of `metrics` as a whole.
-NAMESPACES = ("applications", "average", "checks", "posterior", "posthoc", "prior", "variational")
+NAMESPACES = (
+    "applications", "average", "checks", "posterior", "posthoc", "prior", "serving", "variational"
+)  # fmt: skip
 
 
 def test_every_public_name_has_its_place_on_the_api_page() -> None:

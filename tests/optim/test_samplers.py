@@ -411,7 +411,7 @@ def test_parameters_must_be_the_models_and_in_full_precision() -> None:
         SGLD(net().parameters(), 1e-3, train_size=N)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"shape \(8, 4\) is not one of Sequential's"):
         SGLD(net(), 1e-3, train_size=N, params=net().parameters())
-    with pytest.raises(TypeError, match=r"'0\.weight' is torch.bfloat16"):
+    with pytest.raises(TypeError, match=r"'0\.weight' is bfloat16"):
         SGLD(net().bfloat16(), 1e-3, train_size=N)
     with pytest.raises(ValueError, match="no trainable weights"):
         SGLD(net().requires_grad_(False), 1e-3, train_size=N)

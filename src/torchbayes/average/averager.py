@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from torchbayes.average.moments import update_mean
 from torchbayes.core.names import named_modules, named_weights
-from torchbayes.core.parameters import Params, selected
+from torchbayes.core.parameters import Params, check_types, selected
 from torchbayes.posterior import Posterior, Weights, held_names
 from torchbayes.posterior.partial import described
 from torchbayes.predict.batchnorm import recalibrate_batchnorm
@@ -39,7 +39,9 @@ class Averager(ABC, Generic[P_co]):
 
     def __init__(self, model: nn.Module, params: Params | None = None) -> None:
         self._network = model
-        self._names = set(selected(model, params))
+        chosen = selected(model, params)
+        check_types(model, chosen, half=True, sparse_gradients=True)
+        self._names = set(chosen)
         self._changing = set(held_names(model, ()))
         self._count = 0
         self._mean: Weights = {}

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.parameter import is_lazy
 
-from torchbayes.core.names import named_modules, named_parameters, placed
+from torchbayes.core.names import named_modules, named_parameters, named_weights, placed
 
 __all__ = [
     "Params",
+    "check_types",
     "frozen_norms",
+    "kept_modes",
     "norm_parameters",
     "parameter_groups",
     "selected",
@@ -89,6 +93,49 @@ def selected(
             f"weight {still!r} of {argument} is frozen: set requires_grad on it, or leave it out"
         )
     return {name: own[name] for name in chosen}
+
+
+def check_types(
+    model: nn.Module, chosen: Mapping[str, Tensor], *, half: bool = False,
+    sparse_gradients: bool = False,
+) -> None:  # fmt: skip
+    """Raise an error that names the first weight whose type no method can train.
+
+    Args:
+        model: The network, none of whose tensors may be sparse.
+        chosen: The weights that are trained, by name; the others may be of any type.
+        half: Whether weights in half precision are fine, because nothing adds small steps to them.
+        sparse_gradients: Whether gradients may be sparse.
+    """
+    for name, tensor in named_weights(model).items():
+        if not is_lazy(tensor) and tensor.layout != torch.strided:
+            raise TypeError(
+                f"{name!r} of {type(model).__name__} is a sparse tensor, which can be neither trained nor "
+                "saved here: make it dense, or pass it as an input"
+            )
+    for name, p in chosen.items():
+        kind = str(p.dtype).removeprefix("torch.")
+        if p.is_complex():
+            raise TypeError(
+                f"parameter {name!r} is {kind}, and only real weights can be trained here: keep its real and "
+                "imaginary parts as two parameters, or freeze it with requires_grad_(False)"
+            )
+        if p.dtype not in (torch.float32, torch.float64) and not half:
+            raise TypeError(
+                f"parameter {name!r} is {kind}, in which small steps are rounded away: train float32 weights "
+                "and compute in lower precision with torch.autocast (amp= in fit)"
+            )
+    if sparse_gradients:
+        return
+    ids = {id(p): name for name, p in chosen.items()}
+    for module in model.modules():
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse:
+            name = ids.get(id(module.weight), "")
+            if name:
+                raise ValueError(
+                    f"weight {name!r} belongs to an embedding with sparse=True, whose gradient is not the "
+                    "plain one: set sparse=False"
+                )
 
 
 class _Names:
@@ -198,6 +245,17 @@ def training_only(model: nn.Module, params: Params | None) -> Iterator[None]:
     finally:
         for p in resting:
             p.requires_grad_(True)
+
+
+@contextmanager
+def kept_modes(model: nn.Module) -> Iterator[None]:
+    """Restore whether each module is in training mode at the end of the block."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
 
 
 def norm_parameters(model: nn.Module) -> set[str]:

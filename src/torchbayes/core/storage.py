@@ -184,6 +184,10 @@ def write_tensor_file(path: Path, tensors: Mapping[str, Tensor], header: Mapping
     disk, nor by `save`, which needs the memory twice.
     """
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    paired = [name for name, tensor in plain.items() if tensor.is_complex()]
+    if paired:  # which not every version of safetensors can read
+        plain |= {name: torch.view_as_real(plain[name].resolve_conj()) for name in paired}
+        header = {**header, "complex": paired}
     for name, tensor in plain.items():
         if tensor.dtype not in _DTYPES:
             raise TypeError(f"{name!r} is of {tensor.dtype}, which a file cannot hold: convert it")
@@ -261,6 +265,8 @@ def read_tensor_file(
         raise error_type(
             f"{path} is damaged: its tensors are not the ones its header describes; copy or train it again"
         )
+    for name in header.get("complex", ()):
+        tensors[name] = torch.view_as_complex(tensors[name])
     # In the order in which they were written, so that the same generator gives the same draws.
     return header, {name: tensors[name] for name in header["shapes"]}
 

@@ -9,6 +9,7 @@ already adjacent in memory.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from inspect import signature
 from typing import Any
@@ -20,7 +21,7 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torchbayes import kernels
 from torchbayes.core.noise import normals_
 
-__all__ = ["BLOCK", "LARGE", "Workspace", "blocks"]
+__all__ = ["BLOCK", "LARGE", "Workspace", "blocks", "first_nonfinite"]
 
 BLOCK = 1 << 17
 """Entries in a block: a handful of tensors of that size fit in a core's cache, and calls are still cheap."""
@@ -157,6 +158,20 @@ class Workspace:
             if result is not None:
                 total = result if total is None else list(map(torch.add, total, result))
         return total
+
+
+def first_nonfinite(tensors: Sequence[Tensor]) -> int | None:
+    """Return the index of the first tensor with an entry that is not finite, or None; in one pass."""
+    if not tensors:
+        return None
+    # A norm is finite only if every entry is; overflow of the norm itself is ruled out below.
+    norms = list(torch._foreach_norm(list(tensors)))
+    if len({(n.device, n.dtype) for n in norms}) > 1:
+        norms = [n.to(norms[0].device, torch.float32) for n in norms]
+    if math.isfinite(float(torch.stack(norms).sum())):
+        return None
+    odd = (i for i, tensor in enumerate(tensors) if not bool(torch.isfinite(tensor).all()))
+    return next(odd, None)
 
 
 def blocks(

@@ -30,7 +30,7 @@ from torch.utils.data import (
 from torchbayes.core.arrays import as_targets, as_tensors
 from torchbayes.core.batch import batch_len, slice_batch, split_batch
 from torchbayes.data.order import EXAMPLE, ORDER, EpochLoader, mixed_seed, share
-from torchbayes.data.stream import restored_generators
+from torchbayes.data.stream import live_workers, restored_generators
 
 __all__ = ["ForeignLoader"]
 
@@ -128,6 +128,20 @@ class ForeignLoader(EpochLoader):
         """Return the number of batches per epoch."""
         return self._steps
 
+    def smallest_share(self) -> int:
+        """Return the smallest number of examples that a process gets of a batch, as far as it is known."""
+        source = self.source
+        size = None if self._distributed else _examples(source)
+        if size is None or not isinstance(source, DataLoader) or not source.batch_size:
+            return 2
+        last = 0 if source.drop_last else size % source.batch_size
+        least = min(size, source.batch_size, last or source.batch_size)
+        return max(1, least // self.world_size)
+
+    def leave_out_last(self) -> str | None:
+        """Say what the user has to do: the loader's batches are used as they are."""
+        return "give the DataLoader drop_last=True, or another batch_size"
+
     def peek(self) -> tuple[Any, Any]:
         """Return the first batch of the first epoch, which has been read already."""
         return self._first
@@ -195,9 +209,10 @@ class ForeignLoader(EpochLoader):
                 torch.default_generator.manual_seed(seed)
                 np.random.seed(seed)
                 random.seed(seed)
-                if iterator is None:
-                    iterator = iter(self.source() if _is_function(self.source) else self.source)
-                result = next(iterator, _END)
+                with live_workers():
+                    if iterator is None:
+                        iterator = iter(self.source() if _is_function(self.source) else self.source)
+                    result = next(iterator, _END)
             if result is _END:
                 return
             yield result

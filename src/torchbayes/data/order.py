@@ -131,6 +131,20 @@ class EpochLoader(ABC):
         """Return the first batch of the first epoch."""
         return next(iter(self.batches(0)))
 
+    def smallest_share(self) -> int:
+        """Return the smallest number of examples, above 0, that a process gets of a batch."""
+        last = self.num_examples - (len(self) - 1) * self.batch_size
+        sizes = {min(self.batch_size, self.num_examples), min(last, self.batch_size)}
+        return min(max(1, size // self.world_size) for size in sizes)
+
+    def leave_out_last(self) -> str | None:
+        """Leave the incomplete last batch out of every epoch, or say what the user has to do."""
+        if min(self.batch_size, self.num_examples) // self.world_size <= 1:
+            least = 2 * self.world_size
+            return f"give a batch_size of at least {least} and as many examples"
+        self.drop_last = True
+        return None
+
     def weight(self, batch: int, count: int) -> float:
         """Return the fraction of a global batch that this process has.
 

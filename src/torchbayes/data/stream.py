@@ -17,7 +17,7 @@ from torchbayes.core.batch import batch_weights, slice_batch, split_batch
 from torchbayes.data.order import EXAMPLE, EpochLoader, mixed_seed
 from torchbayes.data.source import DataError
 
-__all__ = ["StreamLoader", "restored_generators"]
+__all__ = ["StreamLoader", "live_workers", "restored_generators"]
 
 
 class StreamLoader(EpochLoader):
@@ -71,7 +71,12 @@ class StreamLoader(EpochLoader):
             num_workers=self.workers,
             generator=torch.Generator(),
         )
-        for result in loader:
+        batches = iter(loader)
+        while True:
+            with live_workers():
+                result = next(batches, None)
+            if result is None:
+                return
             if isinstance(result, DataError):
                 raise result
             yield result
@@ -122,6 +127,21 @@ class _Batches(Dataset[Any]):
         if self.transform is not None:
             inputs = self.transform(inputs, torch.Generator().manual_seed(job.seed))
         return inputs, *others
+
+
+@contextmanager
+def live_workers() -> Iterator[None]:
+    """Turn torch's error about a worker process that was killed into one sentence."""
+    try:
+        yield
+    except RuntimeError as error:
+        told = str(error).splitlines()[0]
+        if not told.startswith("DataLoader worker"):
+            raise
+        raise DataError(
+            f"a process that reads the data has ended ({told.rstrip('. ')}): a system with too little memory "
+            "kills it; use fewer workers or smaller batches, then start again with --resume"
+        ) from error
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from torchbayes.core import distributed
 from torchbayes.core.names import named_parameters
-from torchbayes.core.parameters import Params, parameter_groups
+from torchbayes.core.parameters import Params, check_types, parameter_groups
 from torchbayes.core.workspace import Workspace
 from torchbayes.posterior.partial import held_names
 
@@ -54,6 +54,8 @@ class ModelOptimizer(torch.optim.Optimizer, ABC):  # without ABC, torch ignores 
             optimiser's.
     """
 
+    takes_sparse_gradients = False
+
     def __init__(
         self, model: nn.Module, params: Params | None, defaults: dict[str, Any], *,
         generator: torch.Generator | None,
@@ -89,18 +91,23 @@ class ModelOptimizer(torch.optim.Optimizer, ABC):  # without ABC, torch ignores 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one step."""
 
-    def check_parameter(self, name: str, parameter: Tensor) -> None:
-        """Raise an error if the optimiser cannot handle a parameter of the model."""
-
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add more of the model's parameters; options in the group override the defaults."""
         super().add_param_group(parameter_groups(self.model, [param_group])[0])
         try:
-            for p in self.param_groups[-1]["params"]:
-                self.check_parameter(self._names[id(p)], p)
+            added = {self._names[id(p)]: p for p in self.param_groups[-1]["params"]}
+            check_types(self.model, added, sparse_gradients=self.takes_sparse_gradients)
         except BaseException:
             self.param_groups.pop()
             raise
+
+    def _not_finite(self, p: Tensor) -> FloatingPointError:
+        """Return the error for a parameter whose gradient is not finite."""
+        done = max((state.get("step", 0) for state in self.state.values()), default=0)
+        return FloatingPointError(
+            f"the gradient of {self._names[id(p)]!r} is not finite, so this step, after {done} others, was "
+            "not taken: check the loss and the data, or use a smaller step"
+        )
 
     # State.
 

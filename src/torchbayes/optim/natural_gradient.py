@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 from torchbayes.core import distributed
 from torchbayes.core.batch import LossWatch, LossWeights, check_mean_loss
 from torchbayes.core.parameters import Params, norm_parameters
+from torchbayes.core.workspace import first_nonfinite
 from torchbayes.curvature.capture import Capture, has_new_gradient, mark_gradients
 from torchbayes.optim.base import ModelOptimizer
 from torchbayes.posterior import Gaussian, Point, Posterior, Weights, snapshot
@@ -180,6 +181,13 @@ class WeightOptimizer(ModelOptimizer):
         """Add more of the model's parameters; options in the group override the defaults."""
         super().add_param_group(param_group)
         self._capture = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._inside:
+            raise RuntimeError(
+                "a copy of the optimiser inside sampled() would take the draw for the mean: end it first"
+            )
+        return super().__getstate__()
 
     # For subclasses to define.
 
@@ -400,6 +408,9 @@ class WeightOptimizer(ModelOptimizer):
 
         Returns:
             The closure's loss, averaged over the draws.
+
+        Raises:
+            FloatingPointError: If a gradient is not finite. Nothing has been changed then.
         """
         loss: Any = None
         bank = Bank()
@@ -428,8 +439,14 @@ class WeightOptimizer(ModelOptimizer):
         self._check_train_size()
         if scale is not None:
             statistics.unscale(float(scale))
-        self._update(statistics)
-        self._forget()
+        try:
+            seen = [p for p in self._parameters() if statistics.has("gradient", p)]
+            bad = first_nonfinite([statistics.tensors["gradient", id(p)] for p in seen])
+            if bad is not None:
+                raise self._not_finite(seen[bad])
+            self._update(statistics)
+        finally:
+            self._forget()
         return loss
 
     def _check_joinable(self) -> None:

@@ -22,6 +22,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from torchbayes.core import distributed
 from torchbayes.core.parameters import Params
+from torchbayes.core.workspace import first_nonfinite
 from torchbayes.optim.base import ModelOptimizer, check_number
 from torchbayes.prior import GaussianPrior, Prior, as_prior
 
@@ -50,6 +51,7 @@ class Sampler(ModelOptimizer):
         settings: Options of the subclass; a parameter group may override them.
     """
 
+    takes_sparse_gradients = True
     buffers: tuple[str, ...] = ()
     """Names of the sampler's tensors in `state[p]`; they start at 0."""
 
@@ -72,14 +74,6 @@ class Sampler(ModelOptimizer):
                 "posterior, and its noise adds to the sampler's, so the network underfits; use group norm, "
                 "or a network without norm layers such as resnetpp20", norm, type(self).__name__,
             )  # fmt: skip
-
-    def check_parameter(self, name: str, parameter: Tensor) -> None:
-        """Reject types in which a sampler's steps are rounded away."""
-        if parameter.dtype not in (torch.float32, torch.float64):
-            raise TypeError(
-                f"parameter {name!r} is {parameter.dtype}, in which small steps are rounded away: "
-                "sample float32 weights and compute in lower precision with torch.autocast"
-            )
 
     @property
     @abstractmethod
@@ -181,7 +175,10 @@ class Sampler(ModelOptimizer):
             with torch.enable_grad():
                 loss = closure()
         active = [[p for p in g["params"] if p.grad is not None] for g in self.param_groups]
-        self._require_finite([p for params in active for p in params])
+        moving = [p for params in active for p in params]
+        bad = first_nonfinite([_gradient(p) for p in moving])
+        if bad is not None:
+            raise self._not_finite(moving[bad])
         for group in self.param_groups:
             self.check(group)
         for group, params in zip(self.param_groups, active, strict=True):
@@ -197,22 +194,6 @@ class Sampler(ModelOptimizer):
             if params:
                 self.end_group(group, params)
         return loss
-
-    def _require_finite(self, params: Sequence[Tensor]) -> None:
-        if not params:
-            return
-        # One pass: a norm is finite only if every entry is; overflow is ruled out below.
-        norms = list(torch._foreach_norm([_gradient(p) for p in params]))
-        if len({(n.device, n.dtype) for n in norms}) > 1:
-            norms = [n.to(norms[0].device, torch.float32) for n in norms]
-        if math.isfinite(float(torch.stack(norms).sum())):
-            return
-        for p in params:
-            if not bool(torch.isfinite(_gradient(p)).all()):
-                raise FloatingPointError(
-                    f"the gradient of {self._names[id(p)]!r} is not finite, so this step was not taken: "
-                    "check the loss and the data, or use a smaller step"
-                )
 
     def _update(self, group: dict[str, Any], params: list[Tensor]) -> None:
         n = group["train_size"] / group["temperature"]

@@ -106,8 +106,13 @@ def _version(tensor: Tensor) -> int:
     return -1 if tensor.is_inference() else tensor._version
 
 
+def _real(tensor: Tensor) -> Tensor:
+    tensor = tensor.detach()
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
 def _first_entries(tensors: Iterable[Tensor]) -> tuple[float, ...]:
-    first = [t.detach()[(0,) * t.dim()].double() for t in tensors if t.numel()]
+    first = [t[(0,) * t.dim()].double() for t in map(_real, tensors) if t.numel()]
     return tuple(torch.stack(first).tolist()) if first else ()
 
 

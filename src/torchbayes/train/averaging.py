@@ -14,6 +14,7 @@ from torchbayes.average.freeze import freeze
 from torchbayes.likelihood import Likelihood
 from torchbayes.optim import MAP, MLE
 from torchbayes.posterior import Posterior
+from torchbayes.train.failures import SkippedStep
 from torchbayes.train.method import Method, Plan
 from torchbayes.train.schedule import Schedule
 from torchbayes.train.wrapper import MeanFieldMethod
@@ -89,13 +90,18 @@ class AveragingMethod(Method):
     def step(self, closure: Callable[[], Tensor]) -> Tensor:
         """Take one step, and a snapshot if it ends a cycle."""
         try:
-            return super().step(closure)
-        finally:
-            # An update that was skipped because float16 overflowed counts too: every cycle has to end.
-            if self.averaging:
-                self.averaging_updates += 1
-                if self.averaging_updates in self.cycle_ends:
-                    self.averager.update()
+            loss = super().step(closure)
+        except SkippedStep:  # it counts too: every cycle has to end
+            self._count()
+            raise
+        self._count()
+        return loss
+
+    def _count(self) -> None:
+        if self.averaging:
+            self.averaging_updates += 1
+            if self.averaging_updates in self.cycle_ends:
+                self.averager.update()
 
     def end_epoch(self, epoch: int, batches: Iterable[Any]) -> None:
         """Give the average batch-norm statistics of its own at the end of the run."""

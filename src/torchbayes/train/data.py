@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import DataLoader, IterableDataset
 
 from torchbayes.core.arrays import in_memory, is_array
@@ -21,6 +23,7 @@ from torchbayes.core.batch import (
     suited,
 )
 from torchbayes.core.outputs import Output, output_tensor
+from torchbayes.core.parameters import kept_modes
 from torchbayes.data import Split
 from torchbayes.data.foreign import ForeignLoader
 from torchbayes.data.loader import BatchLoader, WholeLoader
@@ -28,7 +31,16 @@ from torchbayes.data.order import EpochLoader
 from torchbayes.data.stream import StreamLoader
 from torchbayes.likelihood import Likelihood, as_likelihood, inferred_likelihood
 
-__all__ = ["as_loader", "check_device", "device_of", "likelihood_for", "spelled"]
+__all__ = [
+    "as_loader",
+    "check_device",
+    "device_of",
+    "leave_out_singles",
+    "likelihood_for",
+    "spelled",
+]
+
+_LOG = logging.getLogger("torchbayes")
 
 
 def spelled(train_set: Any, targets: Any, method: str) -> tuple[Any, str]:
@@ -148,20 +160,54 @@ def likelihood_for(
 def _outputs(model: nn.Module, inputs: Any, output: Output) -> Tensor:
     """Return what the likelihood takes of the network's outputs, in evaluation mode."""
     inputs = suited(inputs, device_of(model), network_dtype(model))
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
     try:
-        with torch.no_grad():
-            returned = call(model, inputs)
+        with torch.no_grad(), kept_modes(model):
+            returned = call(model.eval(), inputs)
     except (RuntimeError, TypeError, ValueError) as error:
         raise ValueError(
             f"{type(model).__name__} cannot take inputs of {_described(inputs)} "
             f"({str(error).splitlines()[0]}): {_remedy(inputs)}"
         ) from error
-    finally:
-        for module, mode in modes:
-            module.training = mode
     return output_tensor(returned, output, network=type(model).__name__)
+
+
+def leave_out_singles(model: nn.Module, loader: EpochLoader) -> None:
+    """Leave out the batches of which a process would get one example, if batch norm cannot take one.
+
+    Raises:
+        ValueError: If all batches are so small, or the loader makes its own batches.
+    """
+    norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+    if not norms or not loader.splits or loader.smallest_share() != 1:
+        return
+    if _takes_one(model, slice_batch(split_batch(loader.peek())[0], 0, 1)):
+        return
+    remedy = loader.leave_out_last()
+    if remedy is not None:
+        raise ValueError(
+            f"{type(model).__name__} has batch norm, which cannot be trained on one example, but a process "
+            f"gets batches of one: {remedy}"
+        )
+    _LOG.info(
+        "the last batch of every epoch has one example, which batch norm cannot be trained on: it is left out"
+    )
+
+
+def _takes_one(model: nn.Module, inputs: Any) -> bool:
+    """Whether the network can be called with one example in training mode; nothing of it is changed."""
+    inputs = suited(inputs, device_of(model), network_dtype(model))
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    try:
+        with torch.no_grad(), torch.random.fork_rng():
+            call(model, inputs)
+    except ValueError as error:
+        if "more than 1 value per channel" in str(error):
+            return False
+        raise
+    finally:
+        for buffer, before in buffers:
+            buffer.copy_(before)
+    return True
 
 
 def _described(inputs: Any) -> str:

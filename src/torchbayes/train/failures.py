@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from torchbayes.core.batch import call
+from torchbayes.core.workspace import first_nonfinite
 
-__all__ = ["TrainingError", "first_nonfinite_layer", "first_nonfinite_weight"]
+__all__ = ["SkippedStep", "TrainingError", "first_nonfinite_layer", "first_nonfinite_weight"]
 
 
 class TrainingError(RuntimeError):
@@ -26,6 +27,10 @@ class TrainingError(RuntimeError):
         self.step, self.layer = step, layer
 
 
+class SkippedStep(Exception):
+    """The gradient overflowed in float16: this update is skipped."""
+
+
 def _finite(value: Any) -> bool:
     return all(
         bool(torch.isfinite(t).all())
@@ -37,12 +42,8 @@ def _finite(value: Any) -> bool:
 def first_nonfinite_weight(module: nn.Module) -> str | None:
     """Return the name of the first parameter with a non-finite entry, or None."""
     named = [(n, p) for n, p in module.named_parameters() if p.is_floating_point()]
-    # One fused pass: norms are finite only if every entry is, except for overflow, which is checked below.
-    with torch.no_grad():
-        norms = torch._foreach_norm([p.detach() for _, p in named]) if named else []
-    if not norms or bool(torch.isfinite(torch.stack([n.float() for n in norms])).all()):
-        return None
-    return next((name for name, p in named if not _finite(p)), None)
+    bad = first_nonfinite([p.detach() for _, p in named])
+    return None if bad is None else named[bad][0]
 
 
 def first_nonfinite_layer(module: nn.Module, inputs: Any) -> str:

@@ -15,10 +15,25 @@ from torch import Tensor, nn
 from torchbayes.core import distributed
 from torchbayes.core.names import named_parameters, unwrapped
 from torchbayes.core.outputs import Output
-from torchbayes.core.parameters import Params, frozen_norms, selected, training_only
+from torchbayes.core.parameters import (
+    Params,
+    check_types,
+    frozen_norms,
+    kept_modes,
+    selected,
+    trainable,
+    training_only,
+)
 from torchbayes.data.preprocessing import Preprocessing
 from torchbayes.likelihood import Likelihood
-from torchbayes.train.data import as_loader, check_device, device_of, likelihood_for, spelled
+from torchbayes.train.data import (
+    as_loader,
+    check_device,
+    device_of,
+    leave_out_singles,
+    likelihood_for,
+    spelled,
+)
 from torchbayes.train.loop import Training
 from torchbayes.train.method import Plan
 from torchbayes.train.progress import NoProgress, Progress, RichProgress
@@ -88,7 +103,8 @@ def fit(
             a list of these; all that require a gradient if None. The rest, batch-norm statistics included,
             is frozen and no part of the posterior; `Run.model` shares its memory with the network's.
         epochs: Passes through the training set.
-        batch_size: Examples per update (not used with a loader).
+        batch_size: Examples per update (not used with a loader). A last batch of a single example is left
+            out of every epoch, with a note in the log, if the network's batch norm cannot take it.
         train_size: Number of training examples, for data that cannot tell it, such as an iterable data set.
         output: Where the likelihood's tensor is in what the network returns: a key, an index or a function.
             A tensor, and what is called `logits`, is found without it.
@@ -114,7 +130,8 @@ def fit(
         accumulate: Gradient-accumulation steps per update, to save memory.
         seed: Random seed, for the order of the data, augmentation and all draws.
         device: Device to train on; the model's own if None.
-        in_place: Train the network itself, and the likelihood, instead of copies.
+        in_place: Train the network itself, and the likelihood, instead of copies. Which of its modules are in
+            training mode is as before afterwards.
         folder: Run folder, for checkpoints, metrics and the posterior.
         resume: Continue the run in `folder`, if there is one.
         checkpoint_seconds: Time between checkpoints.
@@ -154,7 +171,10 @@ def fit(
         made, params = _own_network(model, params, in_place, shared)
         if device is not None:
             made = made.to(device)
+        if in_place:
+            stack.enter_context(kept_modes(made))
         stack.enter_context(training_only(made, params))
+        check_types(made, trainable(made), sparse_gradients=True)
         resting = frozen_norms(made)
         made.train()  # as it is in every epoch: what a posterior holds depends on it
         for norm in resting:
@@ -182,6 +202,7 @@ def fit(
         ):
             noise = copy.deepcopy(noise)  # what the next run is given must not be this one's result
         noise = noise.to(device_of(made))
+        leave_out_singles(made, loader)
         if not method_class.one_per_rank:
             distributed.broadcast([*made.parameters(), *made.buffers()])
         torch.manual_seed(

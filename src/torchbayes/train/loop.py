@@ -32,7 +32,12 @@ from torchbayes.core.errors import PosteriorFileError
 from torchbayes.core.outputs import output_tensor
 from torchbayes.data.order import EpochLoader
 from torchbayes.train.data import device_of
-from torchbayes.train.failures import TrainingError, first_nonfinite_layer, first_nonfinite_weight
+from torchbayes.train.failures import (
+    SkippedStep,
+    TrainingError,
+    first_nonfinite_layer,
+    first_nonfinite_weight,
+)
 from torchbayes.train.interrupt import StopRequest, stop_requests
 from torchbayes.train.method import Method
 from torchbayes.train.progress import Progress
@@ -228,10 +233,21 @@ class Training:
 
         try:
             loss = self.method.step(closure)
-        except _SkippedStep:
+        except SkippedStep:
             return
-        except FloatingPointError as error:  # a sampler that met a non-finite gradient
+        except FloatingPointError as error:  # an optimiser that met a non-finite gradient
             raise self._failure(str(error)) from error
+        except ValueError as error:
+            bad = first_nonfinite_weight(self.method.module)
+            if bad is not None:
+                raise self._failure(f"weight {bad!r} is not finite") from error
+            if "more than 1 value per channel" not in str(error):
+                raise
+            raise ValueError(
+                f"batch norm cannot be trained on one example, but batch {self.batch + 1} of epoch "
+                f"{self.epoch + 1}, or a piece of it, has no more: let the loader drop it (drop_last=True), "
+                "or set accumulate to 1"
+            ) from error
         if self.method.noise.parameters:
             self.method.noise.step()
         for name, value in {"loss": loss, **self.parts}.items():
@@ -255,7 +271,7 @@ class Training:
             if overflowed:
                 # The gradient overflowed in float16; methods restore their weights on any exception.
                 self.sums.setdefault("loss", 0.0)
-                raise _SkippedStep
+                raise SkippedStep
         parameters = [p for group in self.method.optimizer.param_groups for p in group["params"]]
         if self.shared:
             # The noise has its own Adam, whatever the method does with the network's gradients.
@@ -418,7 +434,3 @@ class Training:
             f"stopped by {name} in epoch {self.epoch + 1}; saved in {self.folder.path}: "
             "start it again with resume=True to continue"
         )
-
-
-class _SkippedStep(Exception):
-    """The gradient overflowed in float16: this update is skipped."""

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from torchbayes.core.autocast import no_autocast
 from torchbayes.core.declaration import register
-from torchbayes.core.parameters import Params, trainable
+from torchbayes.core.parameters import Params, check_types, trainable
 from torchbayes.posterior import Weights
 from torchbayes.posterior.generated import Generated, hidden
 from torchbayes.posterior.latents import Latent, uniform_positive
@@ -129,6 +129,7 @@ class Hypernet(RandomWrapper):
             )
         names = default_layers(model, found) if layers is None else named_layers(model, layers)
         own = trainable(model)
+        check_types(model, own)
         weights: Weights = {name: own[name] for name in names}
         # He's uniform bound √(6 / fan in); a tenth of it in the output layer (section 4.1).
         inner, outer = math.sqrt(6 / latent_dim), 0.1 * math.sqrt(6 / hidden_dim)

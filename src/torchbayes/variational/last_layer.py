@@ -37,7 +37,7 @@ from torchbayes.core.last_layer import find_last_layer, weight_names, with_featu
 from torchbayes.core.names import named_modules
 from torchbayes.core.noise import normal_
 from torchbayes.core.outputs import Output
-from torchbayes.core.parameters import norm_parameters, trainable
+from torchbayes.core.parameters import check_types, norm_parameters, trainable
 from torchbayes.core.private import private_copy
 from torchbayes.likelihood import Categorical, GaussianNoise, Likelihood
 from torchbayes.likelihood.base import mean_nll
@@ -209,7 +209,7 @@ class VBLL(Wrapper):
         layer: str | None = None,
         output: Output = None,
     ) -> None:
-        trainable(model)  # raises if there is nothing to train
+        check_types(model, trainable(model))
         self.layer, last = find_last_layer(model, layer)
         if not all(p.requires_grad for p in last.parameters()):
             raise ValueError(

@@ -10,7 +10,7 @@ from torch.nn.parameter import is_lazy
 
 from torchbayes.core.batch import uncompiled
 from torchbayes.core.names import own_weights, unwrapped
-from torchbayes.core.parameters import Params, norm_parameters, selected, trainable
+from torchbayes.core.parameters import Params, check_types, norm_parameters, selected, trainable
 from torchbayes.posterior import Weights, Wrapper, held_names, snapshot
 from torchbayes.posterior.partial import described
 
@@ -86,6 +86,7 @@ def chosen(model: nn.Module, params: Params | None) -> Weights:
             raise ValueError(
                 f"weight {name!r} has no shape yet: run a batch through the network before wrapping it"
             )
+    check_types(model, own, half=True)
     others = {name for name, p in own.items() if not p.is_floating_point()}
     found = selected(model, params, norm_parameters(model) | others, frozen=False)
     rest: Weights = {name: p for name, p in own.items() if name in found}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import sys
 from pathlib import Path
 
@@ -25,6 +26,20 @@ def test_peak_is_what_was_allocated_and_freed() -> None:
         # The kernel's count lags behind by up to 64 pages a thread.
         assert size - (1 << 20) <= peak.bytes < size + (8 << 20)
         assert len(small) == 100
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the peak is known on Linux only")
+def test_pages_of_files_are_not_counted(tmp_path: Path) -> None:
+    """The system loads them, as those of a library that is imported late."""
+    file, size = tmp_path / "library", 64 << 20
+    file.write_bytes(bytes(size))
+    with file.open("rb") as content, peak_memory() as peak:
+        pages = mmap.mmap(content.fileno(), 0, access=mmap.ACCESS_READ)
+        assert not any(pages[place] for place in range(0, size, 4096))
+    pages.close()
+    if peak.bytes is None:
+        pytest.skip("this kernel does not let a process reset its peak")
+    assert peak.bytes < 8 << 20
 
 
 def test_numbers_of_a_posterior(tmp_path: Path) -> None:

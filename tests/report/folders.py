@@ -45,6 +45,7 @@ def write_folder(
     images: bool = True,
     classes: list[str] | None = None,
     extras: bool = False,
+    same_noise: bool = False,
     **changes: Any,
 ) -> Path:
     """Write a comparison; `methods` gives the arguments of `predictions` for each, and `members`."""
@@ -53,7 +54,7 @@ def write_folder(
         members = arguments.pop("members", 1)
         runs = []
         for seed in seeds:
-            made = predictions(1000 * number + seed, **arguments)
+            made = predictions((0 if same_noise else 1000 * number) + seed, **arguments)
             run = folder / "runs" / f"{name}-{seed}"
             made.save(run / "predictions.npz")
             _write_history(run / "metrics.jsonl", epochs, members, seed)

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from torchbayes.report import load_results
+from torchbayes import METHODS
+from torchbayes.report import load_results, write_report
 
 from .folders import predictions, write_folder
 
@@ -168,6 +169,17 @@ def test_a_single_run(tmp_path: Path) -> None:
     assert method.scores == whole.scores
     assert method.predictions is not None
     assert len(method.runs[0].history) == 6
+    assert method.summary == METHODS["bbb"].summary
+    assert (results.classes, results.ood) == ((), None)
+    about = {"classes": ["setosa", "<b>"], "ood": "far rows", "notes": ["a note"], "methods": 3}
+    (run / "about.json").write_text(json.dumps(about))
+    results = load_results(run)
+    assert (results.classes, results.ood, results.notes) == (
+        ("setosa", "<b>"), "far rows", ("a note",),
+    )  # fmt: skip
+    page = write_report(run).read_text(encoding="utf-8")
+    assert "Unfamiliar inputs: far rows" in page
+    assert "setosa, &lt;b&gt;" in page
     (run / "config.toml").write_text("=")
     with pytest.raises(ValueError, match="is not a finished run"):
         load_results(run)

@@ -228,8 +228,8 @@ def test_all_sections_of_a_full_comparison(tmp_path: Path) -> None:
     # map is a point estimate: it has no mutual information to draw.
     drawn = [text for text in names if "'s mutual information" in text]
     assert [text.split("'s")[0] for text in drawn] == [
-        "Histograms of dropout",
         "Histograms of ensemble",
+        "Histograms of dropout",
     ]
     # Four cards and ten to pick from in four groups, the picked one, and two kinds of damage thrice.
     assert len(page.all("img")) == 4 * (4 + 10) + 1 + 2 * 3
@@ -271,18 +271,60 @@ def test_one_method(tmp_path: Path) -> None:
     page = page_of(write_folder(tmp_path, {"map": {"draws": 1}}))
     assert page.all("h1")[0].text == "map on digits"
     assert not page.all("td", class_="best")
-    assert not page.all("dl", class_="facts")
+    assert [node.text for node in page.all("dl", class_="facts")[0].all("dt")][:2] == [
+        "NLL",
+        "Accuracy",
+    ]
 
 
-def test_twenty_methods_look_different(tmp_path: Path) -> None:
-    names = [f"method{number}" for number in range(20)]
+def test_many_methods_look_different(tmp_path: Path) -> None:
+    names = [f"method{number}" for number in range(28)]
     page = page_of(write_folder(tmp_path, {name: {} for name in names}))
     looks = set()
     table = page.id("comparison").all("table")[0]  # type: ignore[union-attr]
     for row in table.all("th", scope="row"):
         line, shape = row.all("path")
         looks.add((line.attributes["class"], shape.attributes["d"]))
-    assert len(looks) == 20
+    assert len(looks) == 28
+    # Without lines, as in the chart of quality against cost, colour and shape differ.
+    assert len({(style.split()[1], shape) for style, shape in looks}) == 28
+
+
+def test_a_regression_is_sorted_and_named_too(tmp_path: Path) -> None:
+    losses = {"map": 1.5, "kfac": -0.5, "bbb": 0.25, "sgld": None, "vogn": 0.5}
+    rows = {
+        name: {"nll": loss, "rmse": 1.0, "seconds": 2.0, "runs": [{"seed": 0, "nll": loss}]}
+        for name, loss in losses.items()
+    }
+    table = {"data": "t.csv", "model": "mlp", "ood": "far away", "methods": rows}
+    (tmp_path / "results.json").write_text(json.dumps(table))
+    page = page_of(tmp_path)
+    order = ["kfac", "bbb", "vogn", "map", "sgld"]
+    body = page.id("comparison").all("tbody")[0]  # type: ignore[union-attr]
+    assert [row.all("th")[0].text.split()[0].split("point")[0] for row in body.children] == order
+    assert page.all("h1")[0].text == "bbb is the best posterior on t.csv"
+    lead = page.all("p", class_="lead")[0].text
+    assert "kfac, a point estimate, has the best NLL: −0.500" in lead
+    assert [line.split("|")[1].strip() for line in (tmp_path / "table.md").read_text().splitlines()] == [
+        "method", "---", *order,
+    ]  # fmt: skip
+
+
+def test_point_estimates_alone(tmp_path: Path) -> None:
+    page = page_of(write_folder(tmp_path, {"map": {"skill": 3.0}, "mle": {"skill": 1.0}}))
+    assert page.all("h1")[0].text == "map predicts best on digits"
+    assert "a point estimate like all of them" in page.all("p", class_="lead")[0].text
+
+
+def test_a_row_says_itself_what_it_is(tmp_path: Path) -> None:
+    rows = {
+        "last sample": {"nll": 0.1, "posterior": "Point"},
+        "map with another name": {"nll": 0.3, "posterior": "Point"},
+        "chain": {"nll": 0.2, "posterior": "Samples"},
+    }
+    table = {"data": "digits", "methods": rows}
+    (tmp_path / "results.json").write_text(json.dumps(table))
+    assert page_of(tmp_path).all("h1")[0].text == "chain is the best posterior on digits"
 
 
 def test_every_method_failed(tmp_path: Path) -> None:
@@ -352,7 +394,7 @@ def test_the_page_is_the_same_every_time(tmp_path: Path) -> None:
 def test_the_command_asks_for_the_same(tmp_path: Path) -> None:
     page = page_of(write_folder(tmp_path, three(), seeds=(0, 1), failed={"vogn": "No."}))
     assert page.all("pre")[0].text == (
-        "torchbayes compare --data digits --model mlp --methods map,dropout,ensemble,vogn "
+        "torchbayes compare --data digits --model mlp --methods ensemble,dropout,map,vogn "
         "--epochs 6 --batch-size 64 --samples 8 --seeds 2 --out OUT"
     )
 

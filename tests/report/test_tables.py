@@ -30,7 +30,7 @@ def test_latex_is_booktabs(tmp_path: Path) -> None:
         assert len(line.split(" & ")) == columns
         assert line.endswith(r" \\")
     nll = {m.name: (m.scores["nll"], m.spread["nll"]) for m in results.methods}
-    assert rf"\textbf{{{nll['bbb'][0]:.4f}}} $\pm$ {nll['bbb'][1]:.4f}" in lines[6]
+    assert rf"\textbf{{{nll['bbb'][0]:.4f}}} $\pm$ {nll['bbb'][1]:.4f}" in lines[5]
 
 
 def test_names_are_escaped(tmp_path: Path) -> None:

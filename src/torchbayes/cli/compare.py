@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import sys
 from collections.abc import Mapping
@@ -189,7 +190,7 @@ def show_results(out: Path, page: Path, as_json: bool) -> None:
     from torchbayes.core.reading import read_json
 
     results = read_json(out / "results.json", "run `torchbayes compare` again")
-    rows: dict[str, dict[str, Any]] = results["methods"]
+    rows: dict[str, dict[str, Any]] = dict(sorted(results["methods"].items(), key=_by_nll))
     shown = [key for key in _COLUMNS if any(row.get(key) is not None for row in rows.values())]
     compared = table(
         f"{results['model']} on {results['data']}",
@@ -208,6 +209,11 @@ def show_results(out: Path, page: Path, as_json: bool) -> None:
         *(note for note in results["notes"][:1] if _is_table(results)),
         f"out of distribution: {results['ood']}   results: {out / 'results.json'}   page: {page}",
     )
+
+
+def _by_nll(row: tuple[str, dict[str, Any]]) -> float:
+    nll = row[1].get("nll")
+    return math.inf if nll is None else float(nll)
 
 
 def _is_table(results: dict[str, Any]) -> bool:

@@ -27,8 +27,9 @@ def peak_memory() -> Iterator[PeakMemory]:
     """Measure how much memory the code inside takes on top of what was in use before.
 
     On a GPU, what torch allocated there. On Linux, the rise of the process's resident memory, after memory
-    freed earlier was returned to the system; small networks are lost in its noise of about a megabyte.
-    Elsewhere it is not measured.
+    freed earlier was returned to the system, without pages of files: the system loads those of libraries and
+    drops them as it likes. Small networks are lost in the noise of about a megabyte. Elsewhere it is not
+    measured.
 
     Example:
         >>> with peak_memory() as peak:
@@ -45,12 +46,13 @@ def peak_memory() -> Iterator[PeakMemory]:
         return
     start = _start()
     yield peak
-    end = _resident("VmHWM") if start is not None else None
-    if start is not None and end is not None:
-        peak.bytes = max(0, end - start)
+    if start is not None:
+        end = _resident("VmHWM", "RssFile")
+        files = end["RssFile"] - start["RssFile"]
+        peak.bytes = max(0, end["VmHWM"] - start["VmRSS"] - max(0, files))
 
 
-def _start() -> int | None:
+def _start() -> dict[str, int] | None:
     """Return free memory to the system, reset the high-water mark, and read the memory in use."""
     if not sys.platform.startswith("linux"):
         return None
@@ -62,18 +64,19 @@ def _start() -> int | None:
         Path("/proc/self/clear_refs").write_text("5")  # 5: reset the peak, see proc(5)
     except OSError:
         return None
-    return _resident("VmRSS")
+    found = _resident("VmRSS", "RssFile", "VmHWM")
+    return found if len(found) == 3 else None
 
 
-def _resident(field: str) -> int | None:
+def _resident(*fields: str) -> dict[str, int]:
+    """Return figures on the memory of this process in bytes, as far as the system has them."""
     try:
         status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
     except OSError:
-        return None
-    for line in status.splitlines():
-        if line.startswith(f"{field}:"):
-            return int(line.split()[1]) * 1024
-    return None
+        return {}
+    lines = (line.split() for line in status.splitlines())
+    named = {line[0].rstrip(":"): line for line in lines if len(line) > 1}
+    return {field: 1024 * int(named[field][1]) for field in fields if field in named}
 
 
 def stored_numbers(posterior: Path) -> int:

@@ -5,6 +5,7 @@ regression.npz      the same for a regression
 draws.json          a classifier's scores with the first 1, 2, 4, … draws
 corruptions.json    scores on corrupted test images, if asked for
 scores.json         all other scores, and the cost of the run
+about.json          names for the report: the classes, and the out-of-distribution inputs
 """
 
 from __future__ import annotations
@@ -89,6 +90,9 @@ def evaluate(
         draws = min(_CORRUPTION_DRAWS, run.experiment.samples if samples is None else samples)
         damaged = corruption_scores(lambda batches: run.predict(batches, draws, last=last), data)
         write_json(folder / "corruptions.json", {**damaged, "draws": draws, "made_with": made})
+    notes = [data.note, f"Out of distribution: {ood.note}."]
+    about = {"classes": list(data.classes), "ood": ood.name, "notes": list(filter(None, notes))}
+    write_json(folder / "about.json", about)
     write_json(folder / "scores.json", {**scores, "made_with": made})
     return scores
 

@@ -11,7 +11,7 @@ from markupsafe import Markup
 from torchbayes.report.results import MethodResult, Row
 from torchbayes.report.svg import Array, Axis, Panel, colour, linear_ticks, marker, percent_tick
 
-__all__ = ["Course", "Line", "line_chart", "mean_course", "score_axis"]
+__all__ = ["Course", "Line", "line_chart", "mean_course", "score_axis", "span"]
 
 Course = Mapping[str, Array]
 """Scores of one method along an axis, such as the number of draws."""
@@ -72,6 +72,7 @@ def line_chart(
     if diagonal:
         ends = np.asarray([0.0, 1.0])
         panel.line(ends, ends, "guide")
+    start = len(panel.nodes)
     for line in lines:
         if line.band is not None:
             index = line.method.index
@@ -85,7 +86,25 @@ def line_chart(
         place = panel.points(line.x, line.y)
         at = int(np.abs(place[:, 0] - (place[0, 0] + along * np.ptp(place[:, 0]))).argmin())
         panel.nodes.append(marker(index, *place[at], data_m=str(index)))
+    panel.nodes, inside = panel.nodes[:start], panel.nodes[start:]
+    panel.frame(inside)
     return panel.draw(name, read_off=True)
+
+
+def span(lines: Sequence[Line]) -> tuple[float, float]:
+    """Return the range of values that an axis should cover.
+
+    It covers the methods that the page shows at first. Others widen it by half at most at either end: a
+    method far off leaves the frame instead of squashing all others.
+    """
+    values = [np.concatenate(line.band or [line.y]) for line in lines]
+    shown = [v for v, line in zip(values, lines, strict=True) if line.method.first] or values
+    low, high = min(float(v.min()) for v in shown), max(float(v.max()) for v in shown)
+    room = 0.5 * (high - low)
+    return (
+        max(low - room, min(float(v.min()) for v in values)),
+        min(high + room, max(float(v.max()) for v in values)),
+    )
 
 
 def score_axis(lines: Sequence[Line], label: str, *, share: bool, from_zero: bool = False) -> Axis:
@@ -97,9 +116,9 @@ def score_axis(lines: Sequence[Line], label: str, *, share: bool, from_zero: boo
         share: Whether the score is a share of examples, which cannot exceed 100 %.
         from_zero: Whether to start at 0.
     """
-    values = np.concatenate([line.y for line in lines])
-    room = max(float(np.ptp(values)), 1e-4) * 0.06
-    low = 0.0 if from_zero else float(values.min()) - room
-    high = min(float(values.max()) + room, 1.0 if share else np.inf)
+    low, high = span(lines)
+    room = max(high - low, 1e-4) * 0.06
+    low = 0.0 if from_zero else low - room
+    high = min(high + room, 1.0 if share else np.inf)
     show = percent_tick if share else "{:.3g}".format
     return Axis(low, high, label, linear_ticks(low, high), show)

@@ -12,7 +12,10 @@ from torchbayes.report.fragment import glossary
 from torchbayes.report.results import MethodResult, Results
 from torchbayes.report.wording import amount, duration, fixed, memory, percent, times, whole
 
-__all__ = ["COLUMNS", "Cell", "Column", "best_value", "cell_of", "columns_with_data", "is_level"]
+__all__ = [
+    "COLUMNS", "Cell", "Column", "best_value", "cell_of", "columns_with_data", "full_label", "group_name",
+    "is_level",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,20 @@ def columns_with_data(methods: Sequence[MethodResult], main: bool) -> list[Colum
         for column in COLUMNS
         if (column.main or not main) and any(m.scores.get(column.key) is not None for m in methods)
     ]
+
+
+def group_name(group: str, results: Results) -> str:
+    """Return the heading of a group of columns, which says what the unfamiliar inputs are."""
+    return f"{group}: {results.ood}" if group == _UNFAMILIAR and results.ood else group
+
+
+def full_label(column: Column, results: Results) -> str:
+    """Return a column's name for a table without headings of groups."""
+    if column.group == _ERRORS:
+        return f"{column.label} errors"
+    if column.group == _UNFAMILIAR and column.key != "auroc_noise" and results.ood:
+        return f"{column.label}, {results.ood}"
+    return column.label
 
 
 def best_value(column: Column, methods: Sequence[MethodResult]) -> float | None:

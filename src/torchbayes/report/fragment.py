@@ -26,12 +26,14 @@ class Section:
         menu: Name in the menu.
         title: Heading.
         body: Content below the heading.
+        folded: Whether the reader has to open it.
     """
 
     id: str
     menu: str
     title: str
     body: Markup
+    folded: bool = False
 
 
 def read_asset(name: str) -> str:

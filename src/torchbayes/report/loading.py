@@ -13,7 +13,9 @@ from torchbayes.core.errors import FileError
 from torchbayes.core.reading import read_json, read_npz
 from torchbayes.experiments.saved_predictions import Predictions, RegressionPredictions
 from torchbayes.report.extras import finite_numbers, read_extras
+from torchbayes.report.ranking import ranked
 from torchbayes.report.results import Images, MethodResult, Results, Row, RunResult
+from torchbayes.train.registry import METHODS
 from torchbayes.train.run_folder import RunFolder
 
 __all__ = ["load_results"]
@@ -44,10 +46,10 @@ def load_results(folder: str | Path) -> Results:
     folder = Path(folder)
     table = _one_run(folder) or _read_table(folder / "results.json")
     problems: list[str] = []
-    methods = tuple(
+    methods = [
         _method(folder, name, index, entry, problems)
         for index, (name, entry) in enumerate(table["methods"].items())
-    )
+    ]
     ood = table.get("ood")
     return Results(
         version=_get(table, "torchbayes", str),
@@ -58,7 +60,7 @@ def load_results(folder: str | Path) -> Results:
         ood=None if ood is None else str(ood),
         notes=tuple(map(str, _get(table, "notes", list))),
         settings=_get(table, "settings", dict),
-        methods=methods,
+        methods=ranked(methods),
         failed={name: str(reason) for name, reason in _get(table, "failed", dict).items()},
         images=_images(folder / "images.npz", problems),
         problems=tuple(problems),
@@ -77,9 +79,16 @@ def _one_run(folder: Path) -> dict[str, Any] | None:
         raise ValueError(f"{folder} is not a finished run: {error}") from error
     named = {key: config.pop(key, None) for key in ("torchbayes", "data", "model", "method")}
     name = _get(named, "method", str) or folder.name
+    named["model"] = _get(named, "model", str) or _get(config, "network", str)
+    if name in METHODS:
+        row |= {"summary": METHODS[name].summary, "paper": METHODS[name].paper}
     data = _get(named, "data", str)
     if data.startswith("table:"):
         named["data"], config["data"] = Path(data.removeprefix("table:")).name, data
+    if (folder / "about.json").exists():
+        about = read_json(folder / "about.json", "run `torchbayes evaluate` again")
+        known = about if isinstance(about, dict) else {}
+        named |= {key: known.get(key) for key in ("classes", "ood", "notes")}
     return {**named, "settings": config, "methods": {name: row}}
 
 
@@ -143,7 +152,23 @@ def _method(
         predictions=predictions,
         seed=seed,
         values=values,
+        point=_is_point(name, entry, predictions, values),
     )
+
+
+def _is_point(
+    name: str, entry: Mapping[str, Any], predictions: Predictions | None,
+    values: RegressionPredictions | None,
+) -> bool:  # fmt: skip
+    """Whether a method is a point estimate: as recorded, else by its name, else by its predictions."""
+    kind = _get(entry, "posterior", str)
+    if not kind and name in METHODS:
+        kind = METHODS[name].posterior_kind
+    if kind:
+        return kind == "Point"
+    if predictions is not None:
+        return predictions.draws == 1
+    return values is not None and len(values.means) == 1
 
 
 def _predictions(file: Path) -> Predictions:

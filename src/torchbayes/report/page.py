@@ -13,6 +13,7 @@ from markupsafe import Markup
 from torchbayes.core.storage import write_text
 from torchbayes.report.fragment import Section, read_asset, render
 from torchbayes.report.loading import load_results
+from torchbayes.report.ranking import SHOWN
 from torchbayes.report.results import Results
 from torchbayes.report.sections.abstaining import abstaining_section
 from torchbayes.report.sections.afterwards import afterwards_section
@@ -33,7 +34,7 @@ from torchbayes.report.sections.shift import shift_section
 from torchbayes.report.sections.training import training_section
 from torchbayes.report.sections.unfamiliar import unfamiliar_section
 from torchbayes.report.tables import latex_table, markdown_table
-from torchbayes.report.wording import whole
+from torchbayes.report.wording import count, whole
 
 __all__ = ["SECTIONS", "render_page", "write_report"]
 
@@ -89,6 +90,8 @@ def render_page(results: Results) -> str:
         "page.html.j2",
         results=results,
         headline=headline(results),
+        some=any(not method.first for method in results.methods),
+        shown=count(SHOWN, "method").split()[0],
         sections=[section for section in found if section is not None],
         created=_date(results.created),
         parameters=whole(sizes.pop()) if len(sizes) == 1 else "",

@@ -40,7 +40,7 @@ class MethodResult:
 
     Attributes:
         name: Name of the method.
-        index: Position in the comparison; determines its colour in all figures.
+        index: Number of its mark: colour, shape and dashes in all figures.
         summary: One-line description.
         paper: Source.
         scores: Means over seeds; None where undefined.
@@ -49,6 +49,8 @@ class MethodResult:
         predictions: Predictions of the first run that has them, or None.
         seed: Seed of that run.
         values: Predicted values of the first run of a regression that has them, or None.
+        point: Whether it is a point estimate: one network, not a posterior.
+        first: Whether the page shows it before anything else is chosen.
     """
 
     name: str
@@ -61,6 +63,8 @@ class MethodResult:
     predictions: Predictions | None
     seed: int | None
     values: RegressionPredictions | None = None
+    point: bool = False
+    first: bool = True
 
 
 class Scored(NamedTuple):
@@ -96,7 +100,7 @@ class Results:
         ood: Name of the out-of-distribution set, or None.
         notes: Sentences about the data.
         settings: Settings shared by all runs.
-        methods: Methods that finished, in the requested order.
+        methods: Methods that finished, sorted by NLL.
         failed: Reason for each method that failed.
         images: Pictures of inputs, or None.
         problems: One sentence for each file that could not be read and is therefore not shown.
@@ -122,6 +126,11 @@ class Results:
     def scored(self, key: str) -> list[Scored]:
         """Return the methods that have the score `key`, with its value."""
         return [Scored(v, m) for m in self.methods if (v := m.scores.get(key)) is not None]
+
+    @property
+    def posteriors(self) -> list[MethodResult]:
+        """Methods that are no point estimates."""
+        return [method for method in self.methods if not method.point]
 
     @property
     def predicted(self) -> tuple[tuple[MethodResult, Predictions], ...]:

@@ -21,13 +21,17 @@ __all__ = [
 
 Array = npt.NDArray[np.float64]
 
-HUES, DASHES = 7, 3
+HUES, DASHES = 7, 4
+# Eight shapes: methods of one colour, seven apart, differ in shape as well as in dashes.
 _MARKERS = (
     "M-4,0a4,4 0 1,0 8,0a4,4 0 1,0 -8,0z",
-    "M-3.5,-3.5h7v7h-7z",
-    "M0,-4.8L4.4,3.2H-4.4z",
-    "M0,-5L5,0L0,5L-5,0z",
-    "M0,4.8L4.4,-3.2H-4.4z",
+    "M-3.6,-3.6h7.2v7.2h-7.2z",
+    "M0,-4.9L4.5,3.3H-4.5z",
+    "M0,-5.2L5.2,0L0,5.2L-5.2,0z",
+    "M0,4.9L4.5,-3.3H-4.5z",
+    "M-1.6,-4.8h3.2v3.2h3.2v3.2h-3.2v3.2h-3.2v-3.2h-3.2v-3.2h3.2z",
+    "M0,-5.4L1.5,-1.9L5.2,-1.7L2.4,0.8L3.3,4.4L0,2.4L-3.3,4.4L-2.4,0.8L-5.2,-1.7L-1.5,-1.9z",
+    "M-4.6,-4.6L0,-2.2L4.6,-4.6L2.2,0L4.6,4.6L0,2.2L-4.6,4.6L-2.2,0z",
 )
 
 
@@ -89,7 +93,7 @@ def linear_ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Return powers of ten from `low` to `high`, with numbers in between if there are few decades.
+    """Return powers of ten from `low` to `high`, with numbers in between if there are few decades or none.
 
     Example:
         >>> log_ticks(0.8, 25.0)
@@ -97,6 +101,8 @@ def log_ticks(low: float, high: float) -> list[float]:
     """
     from matplotlib.ticker import LogLocator
 
+    if high / low < 3:
+        return linear_ticks(low, high)
     subs = (1.0,) if high / low > 300 else (1.0, 2.0, 5.0) if high / low > 6 else (1, 2, 3, 4, 5, 7)
     ticks = LogLocator(subs=subs, numticks=12).tick_values(low, high)
     return [float(tick) for tick in ticks if low <= tick <= high]
@@ -240,6 +246,14 @@ class Panel:
         place = {"x": left + gap, "y": top, "width": width, "height": bottom - top}
         self.add("rect", *_hint(hint), **place, class_=class_)
 
+    def frame(self, nodes: Sequence[ElementTree.Element]) -> None:
+        """Draw elements of which nothing is shown beyond the axes, but for half the size of a marker."""
+        (x0, x1), (y0, y1) = self._span_x(), self._span_y()
+        x, y, wide, high = x0 - 5, y1 - 5, x1 - x0 + 10, y0 - y1 + 10
+        box = f"{x:g} {y:g} {wide:g} {high:g}"
+        place = {"x": x, "y": y, "width": wide, "height": high}
+        self.add("svg", *nodes, **place, viewBox=box, class_="frame", aria_hidden="true")
+
     def draw(self, name: str, read_off: bool = False) -> Markup:
         """Return the finished picture.
 
@@ -252,7 +266,7 @@ class Panel:
             "viewBox": f"0 0 {self.width:g} {self.height:g}",
             "role": "img",
             "aria_label": name,
-            "class_": "plot wide" if self.width >= 400 else "plot",
+            "class_": "plot wide" if self.width >= 500 else "plot",
         }
         if read_off:
             attributes["data_x"] = self.x.describe(*self._span_x())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchbayes.report.columns import Cell, cell_of, columns_with_data
+from torchbayes.report.columns import Cell, cell_of, columns_with_data, full_label
 from torchbayes.report.results import Results
 
 __all__ = ["latex_table", "markdown_table"]
@@ -20,7 +20,7 @@ def markdown_table(results: Results) -> str:
         return f"**{text}**" if cell.best else f"*{text}*" if cell.level else text
 
     columns = columns_with_data(results.methods, main=True)
-    lines = [["method", *(f"{c.label} {c.arrow}".strip() for c in columns)]]
+    lines = [["method", *(f"{full_label(c, results)} {c.arrow}".strip() for c in columns)]]
     lines += [["---", *("---:" for _ in columns)]]
     lines += [[m.name, *(shown(cell_of(c, m, results)) for c in columns)] for m in results.methods]
     return "".join("| " + " | ".join(_markdown(cell) for cell in line) + " |\n" for line in lines)
@@ -43,7 +43,7 @@ def latex_table(results: Results) -> str:
 
     columns = columns_with_data(results.methods, main=True)
     arrows = {"↑": r" $\uparrow$", "↓": r" $\downarrow$", "": ""}
-    lines = [["Method", *(_latex(c.label) + arrows[c.arrow] for c in columns)]]
+    lines = [["Method", *(_latex(full_label(c, results)) + arrows[c.arrow] for c in columns)]]
     for m in results.methods:
         lines.append([_latex(m.name), *(shown(cell_of(c, m, results)) for c in columns)])
     head, *rows = (" & ".join(line) + r" \\" for line in lines)

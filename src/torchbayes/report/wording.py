@@ -11,11 +11,12 @@ from torchbayes.report.results import MethodResult
 from torchbayes.report.svg import colour, element, marker, markup
 
 __all__ = [
-    "amount", "count", "duration", "fixed", "listing", "memory", "method_name", "percent", "seed_note",
-    "significant", "swatch", "times", "whole", "wilson",
+    "amount", "count", "duration", "fixed", "listing", "memory", "method_list", "method_name",
+    "percent", "seed_note", "significant", "swatch", "times", "whole", "wilson",
 ]  # fmt: skip
 
 _SPACE = "\u202f"  # narrow and unbreakable, between a number and its unit
+_NAMED = 6
 _WORDS = (
     "no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"
 )  # fmt: skip
@@ -148,6 +149,14 @@ def listing(items: Sequence[str]) -> Markup:
 def method_name(method: MethodResult) -> Markup:
     """Return a method's name in its colour."""
     return Markup('<b class="method {}">{}</b>').format(colour(method.index), method.name)
+
+
+def method_list(methods: Sequence[MethodResult]) -> Markup:
+    """List methods as in a sentence, or the first of many."""
+    names = [method_name(method) for method in methods]
+    if len(names) > _NAMED:
+        names = [*names[: _NAMED - 1], Markup(count(len(names) - _NAMED + 1, "other"))]
+    return listing(names)
 
 
 def swatch(method: MethodResult) -> Markup:

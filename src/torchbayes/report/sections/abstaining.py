@@ -8,7 +8,7 @@ import numpy as np
 from markupsafe import Markup
 
 from torchbayes import metrics
-from torchbayes.report.charts import Line, line_chart
+from torchbayes.report.charts import Line, line_chart, span
 from torchbayes.report.fragment import Section, render
 from torchbayes.report.results import MethodResult, Results
 from torchbayes.report.svg import Axis, linear_ticks, percent_tick
@@ -54,12 +54,12 @@ def _chart(curves: list[tuple[MethodResult, metrics.RiskCoverage]]) -> Markup:
         full, part = percent(_risk_at(curve, 1.0)), percent(_risk_at(curve, 0.9))
         hint = f"{method.name}: {full} errors, {part} when 10 % are declined"
         lines.append(Line(method, x[x >= start], y[x >= start], hint))
-    top = max(float(line.y.max()) for line in lines)
+    top = span(lines)[1]
     top = top * 1.08 if top > 0 else 0.01
     return line_chart(
         lines,
         Axis(start, 1, "share of inputs answered", linear_ticks(start, 1), percent_tick),
         Axis(0, top, "errors among the answers", linear_ticks(0, top), percent_tick),
         f"Risk–coverage curves; {'; '.join(line.hint for line in lines)}.",
-        width=500,
+        width=600,
     )

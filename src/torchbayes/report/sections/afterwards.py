@@ -26,6 +26,7 @@ def afterwards_section(results: Results) -> Section | None:
     if not found:
         return None
     first = next(iter(found.values()))
+    kinds = list(dict.fromkeys(kind for c in found.values() for kind in c.intervals))
     body = render(
         "afterwards.html.j2",
         fitted_on=first.fitted_on,
@@ -39,10 +40,11 @@ def afterwards_section(results: Results) -> Section | None:
         sets=[(m, [_set(row) for row in c.conformal]) for m, c in found.items() if c.conformal],
         risks=_targets([c.abstention for c in found.values()]),
         shares=_targets([rows for c in found.values() for rows in c.intervals.values()] or [()]),
+        kinds=[_INTERVALS.get(kind, kind) for kind in kinds],
         intervals=[
-            (m, _INTERVALS.get(kind, kind), [_interval(row) for row in rows])
+            (m, [[_interval(row) for row in c.intervals.get(kind, ())] for kind in kinds])
             for m, c in found.items()
-            for kind, rows in c.intervals.items()
+            if c.intervals
         ],
         refusals=[
             (m, [_refusal(r) for r in c.abstention]) for m, c in found.items() if c.abstention

@@ -19,7 +19,7 @@ from torchbayes.report.wording import fixed, percent, seed_note, whole, wilson
 
 __all__ = ["calibration_section"]
 
-_WIDTH, _LEFT = 300, 40
+_WIDTH, _LEFT = 240, 38
 _TENTHS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 
 
@@ -34,23 +34,31 @@ def calibration_section(results: Results) -> Section | None:
         (m, metrics.reliability_curve(p.probs, p.targets, bins=8, equal_mass=True))
         for m, p in results.predicted
     ]
-    low = min(float(np.nanmin(np.r_[curve.confidence, curve.accuracy])) for _, curve in equal)
-    # One range for all methods, as tight as the lowest point allows, because the bins crowd near 1.
-    low = max(0.0, math.floor(low * 20 - 0.5) / 20)
+    # One range as tight as the lowest point allows, because the bins crowd near 1.
+    lowest = {m: float(np.nanmin(np.r_[c.confidence, c.accuracy])) for m, c in equal}
+    shown = [value for method, value in lowest.items() if method.first]
+    low = _start(min(shown or lowest.values()))
     body = render(
         "calibration.html.j2",
         equal_width=[(m, _equal_width(m, p, curve), _histogram(m, curve)) for m, p, curve in wide],
-        equal_mass=[(m, _equal_mass(m, curve, low), mean_gap(curve)) for m, curve in equal],
+        equal_mass=[
+            (m, _equal_mass(m, curve, min(low, _start(lowest[m]))), mean_gap(curve))
+            for m, curve in equal
+        ],
         ranked=sorted(results.scored("ece"), key=lambda scored: scored.value),
         seed_notes={method.name: seed_note(method) for method, _ in results.predicted},
     )
     return Section("calibration", "Confidence", "Can you trust the confidence?", body)
 
 
+def _start(lowest: float) -> float:
+    return max(0.0, math.floor(lowest * 20 - 0.5) / 20)
+
+
 def _unit_panel(low: float = 0.0) -> Panel:
     ticks = _TENTHS if low == 0 else linear_ticks(low, 1.0, 4)
     x, y = (Axis(low, 1.0, label, ticks) for label in ("confidence", "accuracy"))
-    return Panel(x, y, _WIDTH, 280, _LEFT)
+    return Panel(x, y, _WIDTH, 230, _LEFT)
 
 
 def _bins(curve: metrics.ReliabilityCurve) -> Iterator[tuple[int, float, float, str]]:

@@ -45,7 +45,7 @@ def settings_section(results: Results) -> Section:
         command=given if isinstance(given, str) else _command(results),
         settings=[
             (key.replace("_", " "), _setting(value))
-            for key, value in results.settings.items()
+            for key, value in {"classes": list(results.classes), **results.settings}.items()
             if key != "command" and value is not None and value not in ("", [], {})
         ],
     )
@@ -100,4 +100,4 @@ def glossary_section(results: Results) -> Section:
     numbers = bool(results.valued) and not results.predicted
     terms = {t: m for t, m in glossary()["terms"].items() if not (numbers and t in _OF_CLASSES)}
     body = render("glossary.html.j2", columns=columns, terms=terms)
-    return Section("glossary", "Glossary", "What the terms mean", body)
+    return Section("glossary", "Glossary", "What the terms mean", body, folded=True)

@@ -11,7 +11,7 @@ from torchbayes.report.charts import Course, Line, line_chart, mean_course, scor
 from torchbayes.report.fragment import Section, render
 from torchbayes.report.results import MethodResult, Results
 from torchbayes.report.svg import Axis
-from torchbayes.report.wording import count, method_name, percent, significant
+from torchbayes.report.wording import count, percent, significant
 
 __all__ = ["draws_section"]
 
@@ -27,7 +27,6 @@ def draws_section(results: Results) -> Section | None:
     found = [(method, course) for method, course in courses if course is not None]
     if not found:
         return None
-    enough = [Markup("{} {}").format(method_name(m), str(_enough(course))) for m, course in found]
     body = render(
         "draws.html.j2",
         methods=[method for method, _ in found],
@@ -35,7 +34,7 @@ def draws_section(results: Results) -> Section | None:
             _chart(found, "nll", "NLL, lower is better", significant),
             _chart(found, "accuracy", "accuracy", percent),
         ],
-        enough=Markup(", ").join(enough),
+        enough=[(method, _enough(course)) for method, course in found],
         most=count(int(max(course["draws"][-1] for _, course in found)), "draw"),
     )
     return Section("draws", "Draws", "How many draws are enough?", body)
@@ -63,5 +62,5 @@ def _chart(
         Axis(1, most, "draws averaged", ticks, transform=np.log10),
         score_axis(lines, label, share=key == "accuracy"),
         f"{label} against the number of draws; {'; '.join(line.hint for line in lines)}.",
-        width=500,
+        width=600,
     )

@@ -33,7 +33,7 @@ def intervals_section(results: Results) -> Section | None:
         Axis(0, 1, "share that should be inside", ticks, percent_tick),
         Axis(0, 1, "share of test values inside", ticks, percent_tick),
         f"Coverage of central intervals; {'; '.join(line.hint for line in lines)}.",
-        width=500,
+        width=600,
         diagonal=True,
     )
     rows = []

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from markupsafe import Markup
 
-from torchbayes.report.charts import Line, line_chart
+from torchbayes.report.charts import Line, line_chart, span
 from torchbayes.report.fragment import Section, render
 from torchbayes.report.results import MethodResult, Results
 from torchbayes.report.svg import Array, Axis, linear_ticks, log_ticks, percent_tick
@@ -30,7 +30,7 @@ def training_section(results: Results) -> Section | None:
     scaled = bool(results.valued) and any(n.startswith(("table:", "uci:")) for n in names)
     shown = list(filter(None, charts))
     body = render("training.html.j2", methods=methods, charts=shown, standardised=scaled)
-    return Section("training", "Learning", "How they learned", body)
+    return Section("training", "Learning", "How they learned", body, folded=True)
 
 
 def _chart(results: Results, key: str, label: str) -> Markup | None:
@@ -58,34 +58,26 @@ def _chart(results: Results, key: str, label: str) -> Markup | None:
 
 
 def _loss_axis(lines: Sequence[Line], label: str) -> Axis | None:
-    values = _values(lines)
-    if len(values) == 0:
+    if not lines:
         return None
-    if values.min() <= 0:  # a density exceeds 1 where the noise is small
-        low, high = float(values.min()), float(values.max())
+    low, high = span(lines)
+    if low <= 0 or min(float(line.y.min()) for line in lines) <= 0:  # a density may exceed 1
         room = 0.06 * max(high - low, 1e-4)
         return Axis(low - room, high + room, label, linear_ticks(low - room, high + room))
     # Losses fall by orders of magnitude: on a linear axis the part that matters would be flat.
-    low, high = float(values.min()) * 0.9, float(values.max()) * 1.1
+    low, high = 0.9 * min(float(line.y.min()) for line in lines), high * 1.1
     return Axis(low, high, f"{label}, log scale", log_ticks(low, high), transform=_log)
 
 
 def _accuracy_axis(lines: Sequence[Line], label: str) -> Axis | None:
     if not lines:
         return None
-    low = min(float(np.floor(_values(lines).min() * 20) / 20), 0.95)
+    low = min(float(np.floor(span(lines)[0] * 20) / 20), 0.95)
     return Axis(low, 1.0, label, linear_ticks(low, 1.0), percent_tick)
 
 
 def _log(values: Array) -> Array:
     return np.log10(np.maximum(values, 1e-12))
-
-
-def _values(lines: Sequence[Line]) -> Array:
-    """Return all values that an axis has to cover."""
-    return np.concatenate(
-        [np.empty(0), *(part for line in lines for part in line.band or [line.y])]
-    )
 
 
 def _courses(method: MethodResult, key: str, epochs: int) -> list[Array]:

@@ -124,8 +124,8 @@ def _mirror_panel(measure: Measure, high: float, tallest: float) -> Panel:
     ticks, end = [-mark for mark in reversed(marks)] + marks, tallest * 1.08
     label = "share of inputs, root scale"
     y = Axis(-end, end, label, ticks, lambda value: percent_tick(abs(value)), _signed_root)
-    x = Axis(0, high, f"{measure.name}, nats", linear_ticks(0, high, 5))
-    return Panel(x, y, 300, 236, left=44)
+    x = Axis(0, high, f"{measure.name}, nats", linear_ticks(0, high, 4))
+    return Panel(x, y, 240, 210, left=44)
 
 
 def _roc(pairs: Sequence[Pair], measure: Measure) -> Markup:
@@ -142,6 +142,6 @@ def _roc(pairs: Sequence[Pair], measure: Measure) -> Markup:
         Axis(0, 1, "false alarms, share of test inputs", ticks, percent_tick),
         Axis(0, 1, "unfamiliar inputs caught", ticks, percent_tick),
         f"ROC curves of unfamiliar inputs by {measure.name}; areas: {', '.join(areas)}.",
-        width=500,
+        width=600,
         diagonal=True,
     )

@@ -29,24 +29,28 @@
   });
 
   // --- which methods are shown, in every table and figure --------------------------------------------
+  // The style sheet hides the methods whose boxes are not ticked; the script keeps the boxes in step.
   const chooser = byId("chooser");
+  const every = byId("every");
+  const boxes = chooser ? all("input", chooser) : [];
+  const box = (m) => byId("show-" + m);
+  const shown = (node) => !box(node.dataset.m) || box(node.dataset.m).checked;
   if (chooser) {
-    const boxes = all("input", chooser);
-    const apply = () => {
-      for (const box of boxes) {
-        for (const node of all('[data-m="' + box.value + '"]')) node.classList.toggle("off", !box.checked);
-      }
-      const on = boxes.filter((box) => box.checked).length;
+    const count = () => {
+      const on = boxes.filter((one) => one.checked).length;
+      if (every) every.checked = on === boxes.length;
       byId("chosen").textContent = on === boxes.length ? "" : on + " of " + boxes.length;
     };
-    chooser.hidden = false;
-    chooser.addEventListener("change", apply);
+    const set = (wanted) => {
+      for (const one of boxes) one.checked = wanted(one);
+      count();
+    };
+    const choices = { all: () => true, none: () => false, first: (one) => one.defaultChecked };
+    chooser.addEventListener("change", count);
     for (const button of all("[data-choose]", chooser)) {
-      button.addEventListener("click", () => {
-        for (const box of boxes) box.checked = button.dataset.choose === "all";
-        apply();
-      });
+      button.addEventListener("click", () => set(choices[button.dataset.choose]));
     }
+    if (every) every.addEventListener("change", () => set(every.checked ? choices.all : choices.first));
     document.addEventListener("click", (event) => {
       if (!chooser.contains(event.target)) chooser.open = false;
     });
@@ -56,8 +60,23 @@
         chooser.querySelector("summary").focus();
       }
     });
-    apply(); // a browser may restore earlier choices after a reload
+    // A browser may restore earlier choices after a reload.
+    if (every && every.checked) set(choices.all);
+    else count();
   }
+
+  // --- folded parts: a link into one opens it ------------------------------------------------------------
+  function unfold() {
+    const target = location.hash.length > 1 && byId(decodeURIComponent(location.hash.slice(1)));
+    if (!target) return;
+    const inside = target.tagName === "SECTION" ? target.querySelector("details.fold") : target.closest("details");
+    if (inside && !inside.open) {
+      inside.open = true;
+      target.scrollIntoView();
+    }
+  }
+  addEventListener("hashchange", unfold);
+  unfold();
 
   // --- sorting -----------------------------------------------------------------------------------------
   // The first click puts the best on top, the second the worst; the third restores the original order.
@@ -151,7 +170,7 @@
     const show = (x, y, clientX, clientY) => {
       const found = [];
       for (const { path, points } of lines) {
-        if (path.classList.contains("off")) continue;
+        if (!shown(path)) continue;
         let best = points[0];
         for (const point of points) if (Math.abs(point[0] - x) < Math.abs(best[0] - x)) best = point;
         found.push({ path, point: best });
@@ -196,7 +215,7 @@
       if (event.key === "Escape") return hide();
       if (event.key !== "ArrowLeft" && event.key !== "ArrowRight") return;
       event.preventDefault();
-      const seen = lines.filter((line) => !line.path.classList.contains("off"));
+      const seen = lines.filter((line) => shown(line.path));
       if (!seen.length) return;
       const points = seen.reduce((a, b) => (b.points.length > a.points.length ? b : a)).points;
       const step = Math.max(1, Math.round(points.length / 40));

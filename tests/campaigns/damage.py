@@ -25,6 +25,7 @@ from torchbayes.core.reading import read_json
 from torchbayes.core.storage import write_json
 from torchbayes.data import DataError, TableEncoding, load_data
 from torchbayes.experiments.saved_predictions import Predictions
+from torchbayes.train.checkpoint import read_state, write_state
 from torchbayes.train.run_folder import RunFolder
 
 from ..conformance.problems import blobs, small_net
@@ -60,6 +61,9 @@ def formats(folder: Path) -> list[Format]:
     )
     probs = torch.rand(40, 3, generator=torch.Generator().manual_seed(0))
     Predictions(probs, probs[:, 0], torch.arange(40) % 3).save(folder / "predictions.npz")
+    averager = tb.SWA(small_net())
+    averager.update()
+    write_state(folder / "state.safetensors", averager.state_dict())
     part = RunFolder(folder / "part")
     tb.fit(small_net(), blobs(), params="2.*", folder=part.path, epochs=1, progress=False)
     (folder / "things.csv").write_text(
@@ -86,6 +90,8 @@ def formats(folder: Path) -> list[Format]:
 
     return [
         Format("checkpoint.safetensors", run.checkpoint.newest, run.checkpoint.read),
+        Format("state.safetensors", folder / "state.safetensors",
+               lambda: read_state(folder / "state.safetensors")),
         Format("config.toml", run.config_file, run.read_config),
         Format("metrics.jsonl", run.metrics_file, run.read_metrics),
         Format("traces.jsonl", run.traces_file, run.read_traces),

@@ -21,13 +21,14 @@ from torch import Tensor
 from torchbayes.core.errors import FileError, RunError, WriteError
 from torchbayes.core.storage import read_header, read_tensor_file, sync_folder, write_tensor_file
 
-__all__ = ["CHECKPOINT_VERSION", "Checkpoint"]
+__all__ = ["CHECKPOINT_VERSION", "Checkpoint", "read_state", "write_state"]
 
 CHECKPOINT_VERSION = 3
 """Raised when the state of a method changes, so that a checkpoint from before cannot be continued."""
 
 _LOG = logging.getLogger("torchbayes")
 _FORMAT = "torchbayes-checkpoint"
+_STATE = "torchbayes-state"
 
 # What `Training._save` writes; a file without all of it is refused before anything is restored from it.
 _SCHEMA: Mapping[str, type | tuple[type, ...]] = {
@@ -123,6 +124,30 @@ class Checkpoint:
     def read_newest(self) -> dict[str, Any] | None:
         """Return the newest state, which is that of the end if the run is finished, or None."""
         return _read(self.newest) if self.newest.exists() else None
+
+
+def write_state(path: Path, state: Mapping[str, Any]) -> None:
+    """Write a nested state, such as an averager's, to a file in another program's checkpoint."""
+    tensors: dict[str, Tensor] = {}
+    encoded = _encoded(state, tensors, {}, "state")
+    header = {"format": _STATE, "version": 1, "state": encoded}
+    write_tensor_file(path, tensors, header)
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """Read what `write_state` wrote.
+
+    Raises:
+        RunError: If the file is missing, damaged or not such a state.
+    """
+    header, tensors = read_tensor_file(path, _STATE, 1, "torchbayes state", RunError)
+    try:
+        state = _decoded(header["state"], {name: t.clone() for name, t in tensors.items()})
+    except (KeyError, ValueError, TypeError, RuntimeError, RecursionError) as error:
+        raise RunError(f"{path} is damaged: its header does not fit its tensors") from error
+    if not isinstance(state, dict):
+        raise RunError(f"{path} is damaged or not a state: copy the checkpoint again")
+    return state
 
 
 class _AnotherVersion(RunError):

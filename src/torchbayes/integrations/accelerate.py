@@ -18,8 +18,9 @@ def prepare(accelerator: Any, *objects: Any) -> Any:
     """Prepare models, optimisers and loaders as `accelerator.prepare` does, for a posterior.
 
     A prepared optimiser has `sampled()` and `posterior()` as the one inside has. Where several processes
-    would put the model into `DistributedDataParallel`, which averages gradients of different draws, it stays as
-    it is: VOGN, IVON and Noisy K-FAC average over processes in `step()`, and a sampler runs one chain a process.
+    would put the model into `DistributedDataParallel`, which averages gradients of different draws, it
+    stays as it is: VOGN, IVON and Noisy K-FAC average over processes in `step()`, and a sampler runs one
+    chain a process.
 
     Args:
         accelerator: An `accelerate.Accelerator`.

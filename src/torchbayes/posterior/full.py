@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -74,6 +74,9 @@ class FullGaussian(StoredPosterior):
     def covariance(self) -> Tensor:
         """Return L Lᵀ, in the order of `names`."""
         return self._root @ self._root.t()
+
+    def _random(self) -> Iterable[str]:
+        return self.names
 
     def sample(self, generator: torch.Generator | None = None) -> Weights:
         """Draw mean + L ε."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -71,6 +71,9 @@ class Gaussian(StoredPosterior):
     def std(self) -> Weights:
         """Return the standard deviations of the weights that have one."""
         return copied(self._std)
+
+    def _random(self) -> Iterable[str]:
+        return self._std
 
     def sample(self, generator: torch.Generator | None = None) -> Weights:
         """Draw mean + std · ε."""
@@ -160,6 +163,9 @@ class LowRankGaussian(StoredPosterior):
                 variance += self._factors[name].square().sum(0)
             result[name] = variance.sqrt_()
         return result
+
+    def _random(self) -> Iterable[str]:
+        return self._std.keys() | self._factors.keys()
 
     def sample(self, generator: torch.Generator | None = None) -> Weights:
         """Draw mean + std · ε + D ζ."""

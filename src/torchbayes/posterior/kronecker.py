@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -111,6 +111,9 @@ class KroneckerGaussian(StoredPosterior):
                 matrix = rows @ scale.square() @ columns.t()
             self._write(result, name, matrix.sqrt())
         return result
+
+    def _random(self) -> Iterable[str]:
+        return self._outputs.keys() | self._std.keys() | set(self._biases.values())
 
     def sample(self, generator: torch.Generator | None = None) -> Weights:
         """Draw M + L_G E L_Aᵀ for every layer."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -34,6 +34,9 @@ class Point(StoredPosterior):
 
     def __init__(self, weights: Weights, *, model_name: str = "", rest: str = "") -> None:
         super().__init__(weights, model_name, rest)
+
+    def _random(self) -> Iterable[str]:
+        return ()
 
     def sample(self, generator: torch.Generator | None = None) -> Weights:
         """Return the weights: a point has no spread."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -159,6 +160,10 @@ class Posterior(ABC):
         """Like `draws`, but may yield views of the posterior, and with `reuse` overwrite the last draw."""
         return self.draws(count, generator)
 
+    def _trimmed(self) -> tuple[Posterior, Weights]:
+        """Return the posterior of the weights that vary, which has the same draws, and the other weights."""
+        return self, {}
+
     def call(self, model: nn.Module, draw: Weights, *args: Any, **kwargs: Any) -> Any:
         """Run `model` under one draw without changing the model's own weights."""
         model = unwrapped(model)
@@ -260,6 +265,20 @@ class StoredPosterior(Posterior):
     def mean(self) -> Weights:
         """Return the mean weights."""
         return copied(self._mean)
+
+    def _random(self) -> Iterable[str]:
+        """Name the weights that vary from draw to draw."""
+        return self._mean
+
+    def _trimmed(self) -> tuple[Posterior, Weights]:
+        drawing = {"_random", "sample", "draws", "_lent"}
+        owner = next(kind for kind in type(self).__mro__ if vars(kind).keys() & drawing)
+        random = set(self._random())
+        if "_random" not in vars(owner) or random >= self._mean.keys():
+            return self, {}  # in the first case, a subclass draws in its own way
+        varying = copy.copy(self)
+        varying._mean = {name: tensor for name, tensor in self._mean.items() if name in random}
+        return varying, lent({n: t for n, t in self._mean.items() if n not in random})
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: tuple(tensor.shape) for name, tensor in self._mean.items()}

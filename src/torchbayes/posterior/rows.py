@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -68,6 +68,9 @@ class RowGaussian(StoredPosterior):
             for own, part in self._split(name, factor.square().sum(2)).items():
                 variance[own] = variance[own] + part if own in variance else part
         return {name: value.sqrt() for name, value in variance.items()}
+
+    def _random(self) -> Iterable[str]:
+        return self._factors.keys() | self._std.keys() | set(self._biases.values())
 
     def sample(self, generator: torch.Generator | None = None) -> Weights:
         """Draw m_k + σ_k ∘ ε_k + A_k ζ_k for every output k."""

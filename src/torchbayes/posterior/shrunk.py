@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -70,6 +70,9 @@ class ShrunkGaussian(StoredPosterior):
             name: std * (1 - torch.tensordot(lost, self._directions[name].square(), 1)).clamp_min(0).sqrt()
             for name, std in self._std.items()
         }  # fmt: skip
+
+    def _random(self) -> Iterable[str]:
+        return self._std
 
     def sample(self, generator: torch.Generator | None = None) -> Weights:
         """Draw mean + std ∘ (ε − V (s ∘ Vᵀε))."""

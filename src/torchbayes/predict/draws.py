@@ -8,12 +8,13 @@ from itertools import count
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor
 
 from torchbayes.core.names import named_buffers
 from torchbayes.posterior import Posterior, Weights
 from torchbayes.predict.batchnorm import recalibrate_each
 from torchbayes.predict.sizes import size_of
+from torchbayes.predict.swapped import SwappedNetwork
 
 __all__ = ["Draws"]
 
@@ -23,23 +24,47 @@ _Source = Callable[[int, torch.Generator], Iterator[Weights]]
 class Draws:
     """The same draws on every pass: kept if they fit into memory, otherwise drawn again.
 
-    The buffers of the draw, or else of the model, are copied, so that a module that writes to its buffers
-    even in evaluation mode writes to the copies. Weights are the posterior's own where it lends them.
+    `first`, with which the network is measured, is a whole copy. It shows what the network itself writes to.
+    If that is no weight, the weights that no draw changes are put into the network once, the others are the
+    posterior's own where it lends them, and only buffers that are written to are copied for every draw.
+
+    Args:
+        network: The network that will run.
+        posterior: The posterior to draw from.
+        samples: Number of draws.
+        generator: Source of the draws.
+        device: Device of the network.
+        budget: Bytes up to which draws are kept.
+        loader: Data for batch-norm statistics of each draw, or None.
+
+    Attributes:
+        first: The first draw.
+        size: Bytes of a draw, without what is the same in all draws.
+        cached: Whether the draws are kept.
+        constant: Names of the weights that are the same in all draws, once `each` has been called.
     """
 
     def __init__(
-        self, model: nn.Module, posterior: Posterior, samples: int, generator: torch.Generator,
-        device: torch.device, budget: int, loader: Iterable[Any] | None = None,
+        self, network: SwappedNetwork, posterior: Posterior, samples: int, generator: torch.Generator,
+        device: torch.device, budget: float, loader: Iterable[Any] | None = None,
     ) -> None:  # fmt: skip
-        self._model, self._loader = model, loader
+        self._network, self._loader = network, loader
         self._statistics: list[Weights] = []
         self._posterior, self._count, self._generator = posterior, samples, generator
         self._device, self._state = device, generator.get_state()
-        self._buffers = named_buffers(model)
+        self._buffers = named_buffers(network.twin)
+        self._copied = set(self._buffers)
+        varying, fixed = posterior._trimmed() if network.swaps else (posterior, {})
+        self._varying = varying
+        self._fixed = {name: tensor.to(device) for name, tensor in fixed.items()}
+        self._names: set[str] = set()
         self.first = next(self._make(posterior.draws))
-        self.cached = size_of(self.first) * samples <= budget
+        self._names -= fixed.keys()
+        self.size = size_of([t for name, t in self.first.items() if name not in fixed])
+        self.cached = self.size * samples <= budget
         self._kept: list[Weights] | None = None
         self._lent: bool | None = None
+        self.constant: set[str] = set()
 
     def _make(self, source: _Source) -> Iterator[Weights]:
         self._generator.set_state(self._state)
@@ -47,27 +72,44 @@ class Draws:
         return map(self._ready, count(), source(self._count, self._generator))
 
     def _ready(self, index: int, draw: Weights) -> Weights:
+        if not self._names:
+            self._names = set(draw)
         if self._loader is not None:
             if index == len(self._statistics):
-                (new,) = recalibrate_each(self._model, [draw], self._loader)
+                whole = self._fixed | draw
+                (new,) = recalibrate_each(self._network.twin, [whole], self._loader)
                 self._statistics.append({n: new[n] for n in self._buffers if n in new})
             draw = draw | self._statistics[index]
-        buffers = {name: draw.get(name, own).clone() for name, own in self._buffers.items()}
-        return {name: tensor.to(self._device) for name, tensor in (draw | buffers).items()}
+        own = self._buffers | self._fixed
+        copies = {name: draw.get(name, own[name]).clone() for name in self._copied}
+        return {name: tensor.to(self._device) for name, tensor in (draw | copies).items()}
 
-    def _writes_to_weights(self) -> bool:
-        """Whether the model changed the weights of `first`, a copy, while it was measured."""
-        lent = next(self._make(partial(self._posterior._lent, reuse=False)))
-        return not all(
-            torch.equal(tensor, self.first[name])
-            for name, tensor in lent.items()
-            if name not in self._buffers
-        )
+    def _settle(self) -> None:
+        """Look at what the network has written to while it was measured with the first draw."""
+        lent: Weights = dict(self._fixed)
+        if self._posterior._lends_own:
+            lent |= next(self._make(partial(self._posterior._lent, reuse=False)))
+        weights = [name for name in lent if name not in self._buffers]
+        self._lent = all(_same(lent[name], self.first[name]) for name in weights)
+        if not self._lent or not self._network.swaps:
+            return
+        statistics = self._statistics[0] if self._statistics else {}
+        own = self._buffers | self._fixed | statistics
+        self._copied = {
+            name
+            for name in self._buffers
+            if (name in self._names and name not in statistics)
+            or not _same(own[name], self.first[name])
+        }
+        self._network.fix(self._fixed)
+        self._posterior = self._varying
+        varying = self._names | statistics.keys() | self._copied
+        self.constant = set(self._network.names) - varying
 
     def each(self, *, alone: bool) -> Iterator[Weights]:
         """Iterate over the draws; `alone` if each is finished with before the next one is requested."""
         if self._lent is None:
-            self._lent = not (self._posterior._lends_own and self._writes_to_weights())
+            self._settle()
         source: _Source = self._posterior.draws
         if self._lent:
             # Memory pages new to the process cost more than computing the numbers in them.
@@ -77,3 +119,7 @@ class Draws:
         if self._kept is None:
             self._kept = list(self._make(source))
         return iter(self._kept)
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return torch.equal(one.to(other.device), other)

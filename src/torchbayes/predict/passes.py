@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from torchbayes.core.batch import (
-    arguments,
     batch_len,
     map_tensors,
     network_dtype,
@@ -20,12 +19,13 @@ from torchbayes.core.batch import (
 from torchbayes.core.outputs import Output, output_tensor
 from torchbayes.core.private import LeakWatch
 from torchbayes.likelihood import Likelihood
-from torchbayes.posterior import Posterior, Weights
+from torchbayes.posterior import Weights
 from torchbayes.predict.draws import Draws
 from torchbayes.predict.results import Predictive
 from torchbayes.predict.sizes import OperationSizes, size_of
+from torchbayes.predict.swapped import SwappedNetwork
 
-__all__ = ["Runner"]
+__all__ = ["Passes", "average_over"]
 
 # A forward pass is split into pieces of about this much activation memory. Larger pieces leave the cache
 # and make the allocator map fresh pages for every layer: on the build machine 1,000 images through
@@ -41,104 +41,82 @@ _VMAP_BYTES = 1 << 18
 _VMAP_WEIGHTS = 1 << 18
 
 
-class Runner:
-    """Runs draws over batches, in pieces that fit, several draws at a time where that is faster.
+class Passes:
+    """Runs a network under draws, over pieces of its inputs that fit, together or one after another.
 
     Args:
-        model: The network.
-        twin: A private copy of it, which runs.
-        posterior: The posterior that the draws are from.
-        likelihood: Meaning of the outputs.
+        model: The user's network, of which no weight may be read.
+        network: The copy that runs.
+        vmappable: Whether `torch.func.vmap` may run several draws at once.
         device: The network's device.
         max_memory: Approximate limit in bytes.
         output: Where the likelihood's tensor is in what the network returns.
         split: Whether inputs may be cut into pieces.
+        known: What has been measured, which several may share.
     """
 
     def __init__(
-        self, model: nn.Module, twin: nn.Module, posterior: Posterior, likelihood: Likelihood,
-        device: torch.device, max_memory: int, output: Output, split: bool,
+        self, model: nn.Module, network: SwappedNetwork, vmappable: bool, device: torch.device,
+        max_memory: int, output: Output, split: bool,
     ) -> None:  # fmt: skip
-        self._model, self._twin, self._split = model, twin, split
-        self._posterior, self._likelihood = posterior, likelihood
+        self._model, self._network, self.split = model, network, split
         self._device, self._max_memory, self._output = device, max_memory, output
-        self._dtype = network_dtype(model)
+        self._name, self._dtype = type(model).__name__, network_dtype(model)
         self._per_example: dict[Any, tuple[int, int]] = {}
-        self._can_vmap = posterior.vmappable
-        self._read = size_of(
-            list(model.parameters())
-        )  # by every pass, held by the posterior or not
+        self.can_vmap = vmappable and split
+        self._read = size_of(list(model.parameters()))  # by every pass, held or not
 
-    def run(self, block: list[Any], draws: Draws) -> list[Predictive]:
-        """Return the predictions of all batches of a block, averaged over the draws."""
-        weights = max(1, size_of(draws.first))
-        pieces: list[Any] = []
-        largest = 1
-        for batch in block:
-            if not self._split:
-                # Shows whether the model writes to its weights.
-                with LeakWatch(self._model, self._twin):
-                    self._call(draws.first, suited(batch, self._device, self._dtype))
-                pieces.append(batch)
-                continue
-            length = batch_len(batch)
-            if length == 0:
-                continue
-            per_example, passing = self._measure(draws.first, batch)
-            most = self._max_memory // 4 // per_example
-            if self._device.type == "cpu":
-                most = min(
-                    most, max(_CPU_PIECE // per_example, _PER_WEIGHT * self._read // passing)
-                )
-            # All of one size, so that the last one does not have only a few examples.
-            step = -(-length // -(-length // max(1, most)))
-            pieces += [slice_batch(batch, i, i + step) for i in range(0, length, step)]
-            largest = max(largest, min(step, length) * per_example)
-        if not pieces:
-            return []
-        together = min(64, _VMAP_BYTES // largest, self._max_memory // (8 * weights))
-        if together < 2 or weights > _VMAP_WEIGHTS or not self._split:
-            together = 1
-        results: list[Predictive | None] = [None] * len(pieces)
-        for group in _grouped(draws.each(alone=together == 1), together):
-            stacked = self._stack(group)
-            for index, piece in enumerate(pieces):
-                new = self._likelihood.predictive(self._outputs(group, stacked, piece))
-                old = results[index]
-                results[index] = new if old is None else old.merge(new)
-            group.clear()  # before the next draws are made
-            del stacked
-        return [result for result in results if result is not None]
+    def pieces(self, draw: Weights, batch: Any) -> tuple[list[Any], int]:
+        """Cut a batch into pieces; return them and the bytes that the largest takes in a pass.
 
-    def _stack(self, group: list[Weights]) -> Weights | None:
-        if len(group) == 1 or not self._can_vmap:
-            return None
-        return {name: torch.stack([draw[name] for draw in group]) for name in group[0]}
+        Args:
+            draw: A draw to measure the network with, which it may write to.
+            batch: The inputs.
+        """
+        if not self.split:
+            # Shows what the network writes to.
+            with LeakWatch(self._model, self._network.twin):
+                self._network(draw, suited(batch, self._device, self._dtype))
+            return [batch], 1
+        length = batch_len(batch)
+        if length == 0:
+            return [], 1
+        per_example, passing = self._measure(draw, batch)
+        most = self._max_memory // 4 // per_example
+        if self._device.type == "cpu":
+            most = min(most, max(_CPU_PIECE // per_example, _PER_WEIGHT * self._read // passing))
+        # All of one size, so that the last one does not have only a few examples.
+        step = -(-length // -(-length // max(1, most)))
+        parts = [slice_batch(batch, i, i + step) for i in range(0, length, step)]
+        return parts, min(step, length) * per_example
 
-    def _outputs(self, group: list[Weights], stacked: Weights | None, piece: Any) -> Tensor:
+    def outputs(self, group: list[Weights], stacked: Weights | None, piece: Any) -> Tensor:
+        """Return the outputs for a piece of the inputs under every draw, (draws, examples, …).
+
+        Args:
+            group: The draws.
+            stacked: The same draws side by side, to be run at once; None to run one after another.
+            piece: The inputs.
+        """
         inputs = suited(piece, self._device, self._dtype)
-        length = batch_len(piece) if self._split else None
+        length = batch_len(piece) if self.split else None
 
         def call(draw: Weights) -> Tensor:
-            return self._checked(self._call(draw, inputs), length)
+            return self._checked(self._network(draw, inputs), length)
 
-        if stacked is not None and self._can_vmap:
+        if stacked is not None and self.can_vmap:
             try:
                 return torch.func.vmap(call)(stacked)
             except Exception:
                 # An operation cannot be batched. If the loop fails too, its error is the one to show.
-                self._can_vmap = False
+                self.can_vmap = False
         return torch.stack([call(draw) for draw in group])
 
-    def _call(self, draw: Weights, inputs: Any) -> Any:
-        args, kwargs = arguments(inputs)
-        return self._posterior.call(self._twin, draw, *args, **kwargs)
-
     def _checked(self, returned: Any, length: int | None) -> Tensor:
-        outputs = output_tensor(returned, self._output, network=type(self._model).__name__)
+        outputs = output_tensor(returned, self._output, network=self._name)
         if length is not None and outputs.shape[:1] != (length,):
             raise ValueError(
-                f"{type(self._model).__name__} returns shape {tuple(outputs.shape)} for {length} examples: "
+                f"{self._name} returns shape {tuple(outputs.shape)} for {length} examples: "
                 "the first dimension of inputs and outputs must be the batch dimension; pass split=False for "
                 "inputs that are to be passed whole, such as a graph"
             )
@@ -157,23 +135,61 @@ class Runner:
             two = map_tensors(one, lambda t: torch.cat([t, t]) if t.dim() else t)
             sizes = []
             for inputs in (one, two):
-                with OperationSizes(self._model, self._twin) as operations:
+                with OperationSizes(self._model, self._network.twin) as operations:
                     try:
-                        self._call(draw, inputs)
+                        self._network(draw, inputs)
                     except RuntimeError as error:
                         raise RuntimeError(
-                            f"{type(self._model).__name__} cannot take the first example of these inputs "
+                            f"{self._name} cannot take the first example of these inputs "
                             f"alone ({str(error).splitlines()[0]}): check their shape, or pass split=False "
                             "if they cannot be cut along the first dimension, such as a graph"
                         ) from error
                 sizes.append(operations.bytes)
-                self._can_vmap = self._can_vmap and operations.batched
+                self.can_vmap = self.can_vmap and operations.batched
             if len(sizes[0]) == len(sizes[1]):
                 growth = [more - less for less, more in zip(*sizes, strict=True)]
             else:
                 growth = [size // 2 for size in sizes[1]]
             self._per_example[key] = max(1, 2 * max(growth, default=1)), max(1, sum(growth))
         return self._per_example[key]
+
+
+def average_over(
+    draws: Draws, block: list[Any], passes: Passes, likelihood: Likelihood, max_memory: int
+) -> list[Predictive]:
+    """Predict several batches, averaged over draws that are made one after another.
+
+    Args:
+        draws: The draws.
+        block: The batches, which are all run before the next draws are made.
+        passes: Runs them.
+        likelihood: Meaning of the outputs.
+        max_memory: Approximate limit in bytes.
+    """
+    cut = [passes.pieces(draws.first, batch) for batch in block]
+    pieces = [piece for parts, _ in cut for piece in parts]
+    if not pieces:
+        return []
+    together = min(
+        64, _VMAP_BYTES // max(size for _, size in cut), max_memory // (8 * max(1, draws.size))
+    )
+    if together < 2 or draws.size > _VMAP_WEIGHTS or not passes.split:
+        together = 1
+    results: list[Predictive | None] = [None] * len(pieces)
+    for group in _grouped(draws.each(alone=together == 1), together):
+        stacked = stack(group) if len(group) > 1 and passes.can_vmap else None
+        for index, piece in enumerate(pieces):
+            new = likelihood.predictive(passes.outputs(group, stacked, piece))
+            old = results[index]
+            results[index] = new if old is None else old.merge(new)
+        group.clear()  # before the next draws are made
+        del stacked
+    return [result for result in results if result is not None]
+
+
+def stack(group: list[Weights]) -> Weights:
+    """Copy draws side by side."""
+    return {name: torch.stack([draw[name] for draw in group]) for name in group[0]}
 
 
 def _grouped(draws: Iterable[Weights], size: int) -> Iterator[list[Weights]]:

@@ -14,15 +14,15 @@ from torch import Tensor, nn
 from torchbayes.core.arrays import as_inputs, as_tensors
 from torchbayes.core.batch import split_batch, uncompiled
 from torchbayes.core.outputs import Output
-from torchbayes.core.private import private_copy
 from torchbayes.likelihood import Categorical, Likelihood, as_likelihood
 from torchbayes.posterior import Posterior, Weights
 from torchbayes.posterior.posterior import plain_network
 from torchbayes.predict.batchnorm import check_recalibratable, check_repeatable, shared_statistics
 from torchbayes.predict.draws import Draws
-from torchbayes.predict.passes import Runner
+from torchbayes.predict.passes import Passes, average_over
 from torchbayes.predict.results import Predictive
 from torchbayes.predict.sizes import size_of
+from torchbayes.predict.swapped import SwappedNetwork
 
 __all__ = ["predictive"]
 
@@ -75,17 +75,17 @@ def predictive(
     if recalibrate is not None and recalibrate is not False:
         check_repeatable(recalibrate)
         check_recalibratable(posterior)
-    twin = private_copy(model)
-    runner = Runner(model, twin, posterior, likelihood, device, max_memory, output, split)
+    network = SwappedNetwork(model, posterior)
+    passes = Passes(model, network, posterior.vmappable, device, max_memory, output, split)
     inputs = as_inputs(inputs)
     parts: list[Predictive] = []
     with torch.no_grad(), uncompiled(), _own(generator) as source:
         budget = max_memory // 2 if _is_loader(inputs) else 0
-        draws = Draws(twin, posterior, samples, source, device, budget, recalibrate or None)
+        draws = Draws(network, posterior, samples, source, device, budget, recalibrate or None)
         if recalibrate is None:
             _warn_of_shared_statistics(model, posterior, draws.first)
         for block in _blocks(inputs, max_memory // 4, draws.cached):
-            parts.extend(runner.run(block, draws))
+            parts.extend(average_over(draws, block, passes, likelihood, max_memory))
     if not parts:
         raise ValueError("there is nothing to predict: the inputs have no examples")
     return type(parts[0]).cat(parts)

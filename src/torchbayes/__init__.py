@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from torchbayes.predict.batchnorm import recalibrate_batchnorm as recalibrate_batchnorm
     from torchbayes.predict.binary import BinaryPredictive as BinaryPredictive
     from torchbayes.predict.predictive import predictive as predictive
+    from torchbayes.predict.predictor import Predictor as Predictor
     from torchbayes.predict.results import (
         ClassPredictive as ClassPredictive,
         Predictive as Predictive,
@@ -108,6 +109,7 @@ else:
         "predict.batchnorm": "recalibrate_batchnorm",
         "predict.binary": "BinaryPredictive",
         "predict.predictive": "predictive",
+        "predict.predictor": "Predictor",
         "predict.results": "ClassPredictive Predictive RegressionPredictive",
         "prior": "GaussianPrior Prior ScaleMixturePrior",
         "sklearn": "BayesianClassifier BayesianRegressor",

@@ -31,6 +31,7 @@ __all__ = [
     "batch_weights",
     "call",
     "check_mean_loss",
+    "device_of",
     "is_plain_backward",
     "loss_weight",
     "network_dtype",
@@ -130,6 +131,11 @@ def arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
 def to_device(inputs: Any, device: torch.device | str) -> Any:
     """Move every tensor of `inputs` to `device`; other values are kept."""
     return map_tensors(inputs, lambda tensor: tensor.to(device))
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Return the device of a network's weights."""
+    return next((p.device for p in model.parameters()), torch.device("cpu"))
 
 
 def network_dtype(model: nn.Module) -> torch.dtype:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from torchbayes.core.batch import call, network_dtype, suited
+from torchbayes.core.batch import call, device_of, network_dtype, suited
 from torchbayes.core.outputs import Output, output_tensor
 from torchbayes.core.private import private_copy
 
@@ -24,7 +23,7 @@ class Network:
 
     def __init__(self, model: nn.Module, output: Output = None) -> None:
         self.model, self.output = model, output
-        self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        self.device = device_of(model)
         self._dtype = network_dtype(model)
 
     def __call__(self, inputs: Any) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from torchbayes.core.batch import arguments, split_batch, to_device
+from torchbayes.core.batch import arguments, device_of, split_batch, to_device
 from torchbayes.core.names import named_modules, own_weights
 from torchbayes.core.private import private_copy
 from torchbayes.posterior import Posterior, Samples, Weights
@@ -138,7 +138,7 @@ def recalibrate_each(
         norm.reset_running_stats()
         norm.momentum = None  # a cumulative average that weights all batches equally
         norm.training = True
-    device = next((p.device for p in twin.parameters()), torch.device("cpu"))
+    device = device_of(twin)
     statistics = [
         {
             f"{name}.{buffer}": getattr(norm, buffer).clone()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,7 @@ from torchbayes.predict.results import Predictive
 from torchbayes.predict.sizes import OperationSizes, size_of
 from torchbayes.predict.swapped import SwappedNetwork
 
-__all__ = ["Passes", "average_over"]
+__all__ = ["Measured", "Passes", "average_over", "stack"]
 
 # A forward pass is split into pieces of about this much activation memory. Larger pieces leave the cache
 # and make the allocator map fresh pages for every layer: on the build machine 1,000 images through
@@ -39,6 +39,20 @@ _PER_WEIGHT = 4
 # and one example vmap takes 2.7 × the loop's time, with 12 MB 10 ×, with 35 kB a tenth of it.
 _VMAP_BYTES = 1 << 18
 _VMAP_WEIGHTS = 1 << 18
+
+
+class Measured(NamedTuple):
+    """What one more example takes in a forward pass.
+
+    Attributes:
+        peak: Bytes at the largest operation, of its inputs and its results.
+        passing: Bytes of all operations together.
+        batched: Whether vmap has a rule for every operation.
+    """
+
+    peak: int
+    passing: int
+    batched: bool
 
 
 class Passes:
@@ -57,12 +71,12 @@ class Passes:
 
     def __init__(
         self, model: nn.Module, network: SwappedNetwork, vmappable: bool, device: torch.device,
-        max_memory: int, output: Output, split: bool,
+        max_memory: int, output: Output, split: bool, known: dict[Any, Measured] | None = None,
     ) -> None:  # fmt: skip
         self._model, self._network, self.split = model, network, split
         self._device, self._max_memory, self._output = device, max_memory, output
         self._name, self._dtype = type(model).__name__, network_dtype(model)
-        self._per_example: dict[Any, tuple[int, int]] = {}
+        self._per_example = {} if known is None else known
         self.can_vmap = vmappable and split
         self._read = size_of(list(model.parameters()))  # by every pass, held or not
 
@@ -81,7 +95,8 @@ class Passes:
         length = batch_len(batch)
         if length == 0:
             return [], 1
-        per_example, passing = self._measure(draw, batch)
+        per_example, passing, batched = self._measure(draw, batch)
+        self.can_vmap = self.can_vmap and batched
         most = self._max_memory // 4 // per_example
         if self._device.type == "cpu":
             most = min(most, max(_CPU_PIECE // per_example, _PER_WEIGHT * self._read // passing))
@@ -122,7 +137,7 @@ class Passes:
             )
         return outputs
 
-    def _measure(self, draw: Weights, batch: Any) -> tuple[int, int]:
+    def _measure(self, draw: Weights, batch: Any) -> Measured:
         """Estimate the peak and the total bytes that one example takes in a forward pass.
 
         The estimate is what two examples take more than one, because weights that the forward pass
@@ -133,7 +148,7 @@ class Passes:
         if key not in self._per_example:
             one = suited(slice_batch(batch, 0, 1), self._device, self._dtype)
             two = map_tensors(one, lambda t: torch.cat([t, t]) if t.dim() else t)
-            sizes = []
+            sizes, batched = [], True
             for inputs in (one, two):
                 with OperationSizes(self._model, self._network.twin) as operations:
                     try:
@@ -145,12 +160,14 @@ class Passes:
                             "if they cannot be cut along the first dimension, such as a graph"
                         ) from error
                 sizes.append(operations.bytes)
-                self.can_vmap = self.can_vmap and operations.batched
+                batched = batched and operations.batched
             if len(sizes[0]) == len(sizes[1]):
                 growth = [more - less for less, more in zip(*sizes, strict=True)]
             else:
                 growth = [size // 2 for size in sizes[1]]
-            self._per_example[key] = max(1, 2 * max(growth, default=1)), max(1, sum(growth))
+            self._per_example[key] = Measured(
+                max(1, 2 * max(growth, default=1)), max(1, sum(growth)), batched
+            )
         return self._per_example[key]
 
 

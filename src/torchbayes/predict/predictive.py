@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from torchbayes.core.arrays import as_inputs, as_tensors
-from torchbayes.core.batch import split_batch, uncompiled
+from torchbayes.core.batch import device_of, split_batch, uncompiled
 from torchbayes.core.outputs import Output
 from torchbayes.likelihood import Categorical, Likelihood, as_likelihood
 from torchbayes.posterior import Posterior, Weights
@@ -24,7 +24,7 @@ from torchbayes.predict.results import Predictive
 from torchbayes.predict.sizes import size_of
 from torchbayes.predict.swapped import SwappedNetwork
 
-__all__ = ["predictive"]
+__all__ = ["checked", "is_loader", "own_generator", "predictive", "warn_of_shared"]
 
 
 def predictive(
@@ -66,24 +66,18 @@ def predictive(
         >>> p.probs.shape, p.epistemic.shape
         (torch.Size([5, 3]), torch.Size([5]))
     """
-    if samples < 1:
-        raise ValueError(f"samples is {samples}: expected at least 1 draw")
     model = plain_network(model)
-    posterior.check(model)
-    likelihood = Categorical() if likelihood is None else as_likelihood(likelihood)
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    if recalibrate is not None and recalibrate is not False:
-        check_repeatable(recalibrate)
-        check_recalibratable(posterior)
+    likelihood = checked(model, posterior, samples, likelihood, recalibrate)
+    device = device_of(model)
     network = SwappedNetwork(model, posterior)
     passes = Passes(model, network, posterior.vmappable, device, max_memory, output, split)
     inputs = as_inputs(inputs)
     parts: list[Predictive] = []
-    with torch.no_grad(), uncompiled(), _own(generator) as source:
-        budget = max_memory // 2 if _is_loader(inputs) else 0
+    with torch.no_grad(), uncompiled(), own_generator(generator) as source:
+        budget = max_memory // 2 if is_loader(inputs) else 0
         draws = Draws(network, posterior, samples, source, device, budget, recalibrate or None)
         if recalibrate is None:
-            _warn_of_shared_statistics(model, posterior, draws.first)
+            warn_of_shared(model, posterior, draws.first)
         for block in _blocks(inputs, max_memory // 4, draws.cached):
             parts.extend(average_over(draws, block, passes, likelihood, max_memory))
     if not parts:
@@ -91,8 +85,22 @@ def predictive(
     return type(parts[0]).cat(parts)
 
 
+def checked(
+    model: nn.Module, posterior: Posterior, samples: int, likelihood: Likelihood | None,
+    recalibrate: Iterable[Any] | Literal[False] | None,
+) -> Likelihood:  # fmt: skip
+    """Check the arguments of a prediction; return the likelihood."""
+    if samples < 1:
+        raise ValueError(f"samples is {samples}: expected at least 1 draw")
+    posterior.check(model)
+    if recalibrate is not None and recalibrate is not False:
+        check_repeatable(recalibrate)
+        check_recalibratable(posterior)
+    return Categorical() if likelihood is None else as_likelihood(likelihood)
+
+
 @contextmanager
-def _own(generator: torch.Generator | None) -> Iterator[torch.Generator]:
+def own_generator(generator: torch.Generator | None) -> Iterator[torch.Generator]:
     """Yield a generator in the state of the given one, which in the end takes over the state of this one.
 
     Draws may be made twice from one state, and another thread may use the given generator in between.
@@ -111,7 +119,9 @@ def _own(generator: torch.Generator | None) -> Iterator[torch.Generator]:
 _warned: WeakSet[nn.Module] = WeakSet()
 
 
-def _warn_of_shared_statistics(model: nn.Module, posterior: Posterior, draw: Weights) -> None:
+def warn_of_shared(
+    model: nn.Module, posterior: Posterior, draw: Weights, stacklevel: int = 3
+) -> None:
     """Warn, once for a model, if draws that differ use one set of batch-norm statistics."""
     if model in _warned:
         return
@@ -122,11 +132,12 @@ def _warn_of_shared_statistics(model: nn.Module, posterior: Posterior, draw: Wei
             f"all draws of this {type(posterior).__name__} use the same statistics of batch norm {norm!r}, "
             "which do not belong to their weights: pass recalibrate=batches of training data to give each "
             "draw its own, or recalibrate=False to keep them",
-            stacklevel=3,
+            stacklevel=stacklevel,
         )
 
 
-def _is_loader(inputs: Any) -> bool:
+def is_loader(inputs: Any) -> bool:
+    """Whether inputs are an iterable of batches."""
     return not isinstance(inputs, (Tensor, tuple, Mapping)) and isinstance(inputs, Iterable)
 
 
@@ -135,7 +146,7 @@ def _blocks(inputs: Any, budget: int, cached: bool) -> Iterator[list[Any]]:
 
     If the draws are not kept, larger blocks mean that they are drawn fewer times.
     """
-    if not _is_loader(inputs):
+    if not is_loader(inputs):
         yield [inputs]
         return
     block: list[Any] = []

@@ -22,23 +22,25 @@ class SwappedNetwork:
 
     Args:
         model: The network, which is copied.
-        posterior: The posterior that the draws are from; it may run the network in its own way.
+        posterior: The posterior that the draws are from, which may run the network in its own way; None if
+            draws are weights and nothing more.
 
     Attributes:
         twin: The private copy.
-        swaps: Whether draws are weights and nothing more.
+        posterior: The posterior, if it runs the network in its own way, otherwise None.
 
     Example:
-        >>> import torch, torchbayes as tb
+        >>> import torch
         >>> model = torch.nn.Linear(1, 1)
-        >>> network = SwappedNetwork(model, tb.Point(tb.snapshot(model)))
+        >>> network = SwappedNetwork(model)
         >>> network({"weight": torch.tensor([[2.0]]), "bias": torch.ones(1)}, torch.tensor([[3.0]]))
         tensor([[7.]])
     """
 
-    def __init__(self, model: nn.Module, posterior: Posterior) -> None:
-        self.twin, self._posterior = private_copy(model), posterior
-        self.swaps = type(posterior).call is Posterior.call
+    def __init__(self, model: nn.Module, posterior: Posterior | None = None) -> None:
+        self.twin = private_copy(model)
+        plain = posterior is None or type(posterior).call is Posterior.call
+        self.posterior = None if plain else posterior
         names = {id(tensor): name for name, tensor in named_weights(self.twin).items()}
         self._places: dict[str, list[tuple[dict[str, Any], str]]] = {n: [] for n in names.values()}
         for module in self.twin.modules():
@@ -52,6 +54,11 @@ class SwappedNetwork:
     def names(self) -> list[str]:
         """The names of all parameters and buffers."""
         return list(self._places)
+
+    def own(self, name: str) -> Tensor:
+        """Return the weight or buffer that the copy has while no draw is in it."""
+        tensor: Tensor = self._own[name]
+        return tensor
 
     def fix(self, weights: Mapping[str, Tensor]) -> None:
         """Put weights into the copy that are the same in all draws."""
@@ -68,8 +75,8 @@ class SwappedNetwork:
     def __call__(self, draw: Weights, inputs: Any) -> Any:
         """Return what the network returns under a draw."""
         args, kwargs = arguments(inputs)
-        if not self.swaps:
-            return self._posterior.call(self.twin, draw, *args, **kwargs)
+        if self.posterior is not None:
+            return self.posterior.call(self.twin, draw, *args, **kwargs)
         try:
             for name, tensor in draw.items():
                 self._put(name, tensor)

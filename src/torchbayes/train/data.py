@@ -17,6 +17,7 @@ from torchbayes.core.batch import (
     as_labels,
     batch_weights,
     call,
+    device_of,
     network_dtype,
     slice_batch,
     split_batch,
@@ -234,8 +235,3 @@ def check_device(device: str | torch.device | None) -> None:
             f"device is {str(device)!r}, which this torch cannot use ({str(error).splitlines()[0]}): leave "
             "it out to train where the model is"
         ) from error
-
-
-def device_of(module: nn.Module) -> torch.device:
-    """Return the device of a module's parameters."""
-    return next((p.device for p in module.parameters()), torch.device("cpu"))

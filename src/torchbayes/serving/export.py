@@ -180,7 +180,9 @@ def export(
         **({} if about is None else about),
     }
     names = _input_names(examples)
-    content = _content(module, traced, names, list(wanted), format, json.dumps(description))
+    content = _content(
+        module, traced, names, list(wanted), format, json.dumps(description, allow_nan=False)
+    )
     differences = _differences(content, format, examples, wanted)
     worst = max(differences, key=lambda name: differences[name])
     if not differences[worst] <= _WRONG:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from tests.cli.conftest import run  # noqa: F401 (a fixture)
 from torchbayes.cli import app
 
 HOSTILE = "<img src=x onerror=alert(1)>"

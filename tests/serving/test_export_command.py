@@ -14,10 +14,9 @@ import torch
 from PIL import Image
 
 import torchbayes as tb
-from tests.cli.conftest import run  # noqa: F401 (a fixture)
 
 
-def test_an_image_run(run, digits: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_an_image_run(run, digits: Path, tmp_path: Path) -> None:
     code, text, _ = run("export", digits, "--json")
     assert code == 0
     said = json.loads(text)
@@ -43,7 +42,7 @@ def test_an_image_run(run, digits: Path, tmp_path: Path) -> None:  # noqa: F811
 def test_a_table_without_its_file_is_exported_in_its_own_units(
     run,
     cars: Path,
-    tmp_path: Path,  # noqa: F811
+    tmp_path: Path,
 ) -> None:
     shutil.copytree(cars, tmp_path / "alone")
     config = tmp_path / "alone" / "config.toml"
@@ -84,7 +83,7 @@ def test_a_table_without_its_file_is_exported_in_its_own_units(
         assert float(given["std"][number]) == pytest.approx(row["std"], abs=1e-4)
 
 
-def test_the_mean_and_bad_options(run, digits: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_the_mean_and_bad_options(run, digits: Path, tmp_path: Path) -> None:
     code, text, _ = run(
         "export", digits, "--mean", "--out", tmp_path / "mean.pt2", "--raw", "--json"
     )

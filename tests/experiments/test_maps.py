@@ -11,12 +11,12 @@ import torchbayes as tb
 from torchbayes import metrics
 from torchbayes.core.reading import read_json
 from torchbayes.data import DataSet, OutOfDistribution, Split
-from torchbayes.experiments import positions
 from torchbayes.experiments.calibrate import calibrate
 from torchbayes.experiments.evaluation import evaluate, scored_with
 from torchbayes.experiments.saved_predictions import Predictions
 from torchbayes.experiments.settings import Experiment
 from torchbayes.experiments.trained_run import TrainedRun
+from torchbayes.posthoc import positions
 from torchbayes.report import write_report
 
 

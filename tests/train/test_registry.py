@@ -43,7 +43,7 @@ def test_computed_defaults_are_shown() -> None:
     values = values_in_use(METHODS["vogn"], train_size=1500)
     assert values["damping"] == pytest.approx(0.1)
     assert values["lr"] == pytest.approx(0.01 * (0.1 + 1 / 1500) ** 0.5)
-    assert "damping: 0.1" in repr(tb.VOGN(nn.Linear(2, 1), train_size=1500))
+    assert "damping=0.1" in repr(tb.VOGN(nn.Linear(2, 1), train_size=1500))
     assert values_in_use(METHODS["sgld"], train_size=400)["lr"] == pytest.approx(5e-4)
     assert values_in_use(METHODS["bbb"], train_size=400) == {}
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from torchbayes.core import distributed
-from torchbayes.core.names import named_parameters
+from torchbayes.core.names import named_parameters, unwrapped
 from torchbayes.core.parameters import Params, check_types, parameter_groups
 from torchbayes.core.workspace import Workspace
 from torchbayes.posterior.partial import held_names
@@ -36,6 +36,19 @@ def check_train_size(size: Any) -> int:
             f"train_size is {size!r}: expected the number of training examples, at least 1"
         )
     return size
+
+
+def _is_set(value: Any) -> bool:
+    """Whether an option is a number, or several, worth showing: not a switch, and not without effect."""
+    if isinstance(value, tuple):
+        return all(map(_is_set, value))
+    return type(value) in (int, float) and math.isfinite(value)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_shown, value))})"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 class ModelOptimizer(torch.optim.Optimizer, ABC):  # without ABC, torch ignores @abstractmethod
@@ -153,6 +166,18 @@ class ModelOptimizer(torch.optim.Optimizer, ABC):  # without ABC, torch ignores 
                 device = self.generator.device
                 seed = int(torch.randint(2**62, (), generator=self.generator, device=device))
                 self.generator.manual_seed(seed + distributed.rank())
+
+    def __repr__(self) -> str:
+        count = sum(p.numel() for group in self.param_groups for p in group["params"])
+        groups = len(self.param_groups)
+        options = ", ".join(
+            f"{name}={_shown(value)}"
+            for name, value in self.param_groups[0].items()
+            if name != "params" and _is_set(value)
+        )
+        several = f" in {groups} groups" if groups > 1 else ""
+        of = type(unwrapped(self.model)).__name__
+        return f"{type(self).__name__}({count:,} weights of {of}{several}: {options})"
 
     def __getstate__(self) -> dict[str, Any]:
         # As in torch, hooks are not copied, nor is an instance's `step`, which a scheduler has patched.

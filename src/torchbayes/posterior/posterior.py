@@ -83,6 +83,11 @@ class Wrapper(nn.Module):
         super().__init__()
         self.model = model
 
+    def __repr__(self) -> str:
+        # One line, and not torch's list of all layers: the network itself prints that.
+        network = type(unwrapped(self.model)).__name__
+        return f"{type(self).__name__}({', '.join(filter(None, [network, self.extra_repr()]))})"
+
 
 def plain_network(model: nn.Module) -> nn.Module:
     """Return the user's network inside a `Wrapper`, torch.compile and DDP, or the network itself."""

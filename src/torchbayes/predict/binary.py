@@ -13,6 +13,7 @@ from torchbayes.predict.results import (
     Predictive,
     check_parts,
     like_predictions,
+    times,
 )
 
 __all__ = ["BinaryPredictive"]
@@ -40,6 +41,10 @@ class BinaryPredictive(LabelPredictive):
     ) -> None:
         super().__init__(probs, aleatoric, draws)
         self._complement = 1 - probs if complement is None else complement
+
+    def _contents(self) -> tuple[str, dict[str, Tensor]]:
+        figures = {"confidence": self.confidence, "epistemic": self.epistemic}
+        return times(self.probs.shape[1:], "labels"), figures
 
     @property
     def prediction(self) -> Tensor:

@@ -22,6 +22,7 @@ __all__ = [
     "check_parts",
     "like_predictions",
     "log_prob_of",
+    "times",
 ]
 
 # The beginning of torch's own message, which goes on with all numbers of the batch.
@@ -114,6 +115,17 @@ class Predictive(ABC):
     def cat(parts: Sequence[Predictive]) -> Predictive:
         """Concatenate the predictions of the same draws for several sets of examples."""
 
+    @abstractmethod
+    def _contents(self) -> tuple[str, dict[str, Tensor]]:
+        """Return what an example's prediction is, in words, and figures whose means are worth showing."""
+
+    def __repr__(self) -> str:
+        what, figures = self._contents()
+        counts = [f"{len(self):,} example{'s' * (len(self) != 1)}", what]
+        counts.append(f"{self.draws} draw{'s' * (self.draws != 1)}")
+        means = ", ".join(f"mean {k} {float(v.double().mean()):.3g}" for k, v in figures.items())
+        return f"{type(self).__name__}({', '.join(filter(None, counts))}: {means})"
+
 
 def check_parts(parts: Sequence[Predictive], own: Sequence[Predictive]) -> None:
     """Raise a `ValueError` unless `own`, the parts of one kind, are all of them and from the same draws."""
@@ -121,6 +133,11 @@ def check_parts(parts: Sequence[Predictive], own: Sequence[Predictive]) -> None:
         raise ValueError(
             f"cannot join these {len(parts)} predictions: they must be of one kind and from the same draws"
         )
+
+
+def times(sizes: Sequence[int], of: str) -> str:
+    """Return sizes in words, such as "4 × 5 pixels", or "" if there are none."""
+    return f"{' × '.join(map(str, sizes))} {of}" if sizes else ""
 
 
 class LabelPredictive(Predictive):
@@ -167,6 +184,11 @@ class ClassPredictive(LabelPredictive):
         aleatoric: The entropy of a draw's probabilities, averaged over draws.
         draws: Number of draws.
     """
+
+    def _contents(self) -> tuple[str, dict[str, Tensor]]:
+        parts = times(self.probs.shape[1:2], "classes"), times(self.probs.shape[2:], "positions")
+        figures = {"confidence": self.confidence, "epistemic": self.epistemic}
+        return ", ".join(filter(None, parts)), figures
 
     @property
     def prediction(self) -> Tensor:
@@ -249,6 +271,14 @@ class RegressionPredictive(Predictive):
 
     def __len__(self) -> int:
         return self.outputs.shape[1]
+
+    def _contents(self) -> tuple[str, dict[str, Tensor]]:
+        try:
+            shape = self.means.shape[2:]
+            figures = {"std": self.std, "epistemic": self.epistemic}
+        except NotImplementedError:  # a distribution without moments
+            shape, figures = self.outputs.shape[2:], {"output": self.outputs}
+        return times([size for size in shape if size != 1], "numbers"), figures
 
     @property
     def _components(self) -> Distribution:

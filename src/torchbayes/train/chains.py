@@ -280,7 +280,9 @@ class SamplerMethod(Method):
         """Keep a finished chain's noise level; of stacked chains, score the first after the epoch."""
         if (epoch + 1) % self.plan.epochs == 0 and not self.dead:
             self.noise.keep()
-        if self.stack is not None:
+        if self.stack is None:
+            self.noted["chain"] = self._number(self.chain)
+        else:
             first = int(self.stack.alive.nonzero()[0])
             assign(self.model, self.stack.weights(first))
 

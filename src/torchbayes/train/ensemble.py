@@ -92,6 +92,7 @@ class EnsembleMethod(Method):
 
     def end_epoch(self, epoch: int, batches: Iterable[Any]) -> None:
         """Keep the last member, and the noise level of every one, when its training ends."""
+        self.noted["member"] = self.own[epoch // self.plan.epochs]
         if (epoch + 1) % self.plan.epochs == 0:
             self.noise.keep()
         if epoch + 1 == self.epochs:

@@ -126,6 +126,12 @@ class MCDropout(Wrapper, DropoutPosterior):
         own = named_weights(self.model)
         return {name: tuple(own[name].shape) for name in self._held()}
 
+    def extra_repr(self) -> str:
+        """Summarise where and how often activations are dropped."""
+        share = "" if self.p is None else f" with p={self.p:g}"
+        whose = "its own dropout" if self.own else f"dropout after {', '.join(self.layers)}"
+        return f"{whose}{share}"
+
     def posterior(self) -> DropoutPosterior:
         """Return a copy of the current posterior."""
         held = self._held()

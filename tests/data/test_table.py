@@ -261,9 +261,9 @@ def test_the_encoding_survives_its_file_and_is_used_instead_of_a_new_one(
         (('"version": 1', '"version": 2'), True, "is of version 2, newer than this torchbayes"),
         (('"levels"', '"lvls"'), True, "is damaged"),
         (("torchbayes-table", "x"), True, "is damaged"),
-        (('"mean": ', '"mean": 1'), False, "has been damaged .* with --resume"),
+        (('"mean": ', '"mean": 1'), False, "has been damaged .* with resume=True"),
         (('",\n  "crc32": "', ""), False, "is damaged"),
-        (("{", "", 1), False, "cannot be read as JSON .* with --resume"),
+        (("{", "", 1), False, "cannot be read as JSON .* with resume=True"),
     ],
 )
 def test_a_damaged_encoding_is_refused(

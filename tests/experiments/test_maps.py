@@ -60,7 +60,7 @@ def test_maps_are_scored_by_position_and_reported(
     assert scores["nll"] == pytest.approx(-float(p.log_prob(targets).double().mean()), rel=1e-5)
     saved = Predictions.load(run.files.path / "predictions.npz")
     assert (saved.probs.shape, saved.positions) == ((60 * 36, 3), 36)
-    table = calibrate(run)
+    table = calibrate(run).figures
     assert (table["fitted"], table["scored"]) == (30 * 36, 30 * 36)  # half of the pictures each
     kept = read_json(run.files.path / "calibration.json", "")
     assert kept.pop("made_with") == scored_with(run)

@@ -76,6 +76,11 @@ def test_noise_is_learned_and_comes_back_with_the_run(tmp_path: Path) -> None:
     assert float(noise.std.detach()) == learned
     p = trained.predict(torch.zeros(3, 1))
     torch.testing.assert_close(p.aleatoric, torch.full((3, 1), learned))
+    # A folder of an older version has the level in its checkpoint alone.
+    (tmp_path / "run" / "likelihood.safetensors").unlink()
+    older = TrainedRun(tmp_path / "run").likelihood()
+    assert isinstance(older, GaussianNoise)
+    assert float(older.std.detach()) == learned
     (tmp_path / "run" / "checkpoint.safetensors").unlink()
     with pytest.raises(RunError, match="holds the learned noise level"):
         trained.likelihood()

@@ -89,7 +89,7 @@ class GaussianPredictive(RegressionPredictive):
     def _spread(self) -> Tensor:
         return self._variance if self.covariance is None else self.covariance
 
-    def rescaled(self, shift: float, scale: float) -> GaussianPredictive:
+    def rescaled(self, shift: float | Tensor, scale: float | Tensor) -> GaussianPredictive:
         """Return the prediction of scale · y + shift, in float64: such as a target in its own units.
 
         Args:

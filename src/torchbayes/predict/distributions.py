@@ -6,11 +6,17 @@ regularised upper incomplete gamma function.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution, Poisson, StudentT
+from torch.distributions import (
+    AffineTransform,
+    Distribution,
+    Poisson,
+    StudentT,
+    TransformedDistribution,
+)
 
 __all__ = ["distribution_function", "is_count", "quantile_function"]
 
@@ -22,6 +28,10 @@ def is_count(distribution: Distribution) -> bool:
 
 def distribution_function(distribution: Distribution, values: Tensor) -> Tensor:
     """Return P(y ≤ values)."""
+    if _is_rescaled(distribution):
+        for transform in reversed(distribution.transforms):
+            values = transform.inv(values)
+        return distribution_function(distribution.base_dist, values)
     if isinstance(distribution, Poisson):
         return torch.special.gammaincc(  # type: ignore[no-any-return]
             values.floor().double() + 1, distribution.rate.double()
@@ -38,6 +48,11 @@ def quantile_function(distribution: Distribution, q: float) -> Tensor:
     Raises:
         NotImplementedError: If it is not known.
     """
+    if _is_rescaled(distribution):
+        value = quantile_function(distribution.base_dist, q)
+        for transform in distribution.transforms:
+            value = transform(value)
+        return value
     if isinstance(distribution, Poisson):
         rate = distribution.rate
         found = _scipy("pdtrik", rate.new_tensor(q), rate).ceil().clamp_min(0).nan_to_num()
@@ -48,6 +63,14 @@ def quantile_function(distribution: Distribution, q: float) -> Tensor:
         df = distribution.df
         return distribution.loc + distribution.scale * _scipy("stdtrit", df, df.new_tensor(q))
     return distribution.icdf(torch.tensor(q, **_like(distribution)))
+
+
+def _is_rescaled(distribution: Distribution) -> TypeGuard[TransformedDistribution]:
+    """Whether it is another distribution in other units, which may have the functions that torch lacks."""
+    return isinstance(distribution, TransformedDistribution) and all(
+        isinstance(transform, AffineTransform) and bool(torch.as_tensor(transform.scale > 0).all())
+        for transform in distribution.transforms
+    )
 
 
 def _like(distribution: Distribution) -> dict[str, Any]:

@@ -245,7 +245,7 @@ class ClassPredictive(LabelPredictive):
 class _Scaled(TransformedDistribution):
     """A distribution in other units, with its mean and standard deviation."""
 
-    def __init__(self, base: Distribution, shift: float, scale: float) -> None:
+    def __init__(self, base: Distribution, shift: float | Tensor, scale: float | Tensor) -> None:
         super().__init__(base, [AffineTransform(shift, scale)], validate_args=False)
         self._moments = base.mean * scale + shift, base.stddev * scale
 
@@ -382,12 +382,12 @@ class RegressionPredictive(Predictive):
         # The bisection ends at the jump of a count's distribution function, or just above it.
         return value.floor() if is_count(components) else value
 
-    def rescaled(self, shift: float, scale: float) -> RegressionPredictive:
+    def rescaled(self, shift: float | Tensor, scale: float | Tensor) -> RegressionPredictive:
         """Return the prediction of scale · y + shift, in float64: such as a target in its own units.
 
         Args:
-            shift: Number that is added.
-            scale: Positive number to multiply by first.
+            shift: Number that is added, or one for each output.
+            scale: Positive number to multiply by first, or one for each output.
         """
         return RegressionPredictive(
             self.outputs.double(),

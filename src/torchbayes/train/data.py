@@ -90,7 +90,8 @@ def as_loader(
         split: Whether the data can be cut into batches; otherwise they are one, passed whole.
     """
     rank, world = shard
-    weights = None if weights is None else torch.as_tensor(weights, dtype=torch.get_default_dtype())
+    if weights is not None and not (isinstance(weights, Tensor) and weights.is_floating_point()):
+        weights = torch.as_tensor(weights, dtype=torch.get_default_dtype())
     if isinstance(data, EpochLoader) and weights is None and split:
         return data
     given = in_memory((data.inputs, data.targets) if isinstance(data, Split) else data)

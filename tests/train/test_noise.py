@@ -82,6 +82,7 @@ class Fragile(nn.Linear):
         return super().forward(inputs) * (1.0 if Fragile.calls >= 0 else math.inf)
 
 
+@pytest.mark.filterwarnings("ignore:do not trust")  # the network itself stays broken
 def test_the_noise_of_a_chain_that_breaks_down_is_left_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -15,8 +15,8 @@ import torchbayes as tb
 
 SOURCE = Path(tb.__file__).parent
 
-# Fetching the next batch and drawing the progress bar are no part of the update.
-BESIDE = ("data/", "train/progress.py")
+# Fetching the next batch, watching its loss and drawing the progress bar are no part of the update.
+BESIDE = ("data/", "train/guard.py", "train/progress.py")
 
 
 class Watched(nn.Sequential):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -30,7 +31,10 @@ from torchbayes.data.foreign import ForeignLoader
 from torchbayes.data.loader import BatchLoader, WholeLoader
 from torchbayes.data.order import EpochLoader
 from torchbayes.data.stream import StreamLoader
-from torchbayes.likelihood import Likelihood, as_likelihood, inferred_likelihood
+from torchbayes.likelihood import GaussianNoise, Likelihood, as_likelihood, inferred_likelihood
+
+# Targets this far from 0, or whose spread is so much above or below 1, are not standardised.
+_FAR = 20.0
 
 __all__ = [
     "as_loader",
@@ -129,6 +133,18 @@ def as_loader(
     )
 
 
+def _check_scale(targets: Tensor) -> None:
+    """Warn of targets that no default suits: priors, noise and steps are for numbers of about unit size."""
+    values = targets.double()
+    mean, std = float(values.mean()), float(values.std()) if values.numel() > 1 else 1.0
+    if abs(mean) > _FAR or not 1 / _FAR < std < _FAR:
+        warnings.warn(
+            f"the targets have mean {mean:.3g} and standard deviation {std:.3g}, but priors, noise and steps "
+            "are made for numbers of about unit size: standardise them (torchbayes.BayesianRegressor does)",
+            stacklevel=4,
+        )
+
+
 def _is_numbers(value: Any) -> bool:
     return isinstance(value, Tensor) or is_array(value)
 
@@ -150,6 +166,8 @@ def likelihood_for(
     targets = as_labels(known if isinstance(known, Tensor) else targets)
     likelihood = inferred_likelihood(outputs, targets) if given is None else as_likelihood(given)
     likelihood.check(outputs.cpu(), targets)
+    if isinstance(likelihood, GaussianNoise):
+        _check_scale(targets)
     takes = inspect.signature(likelihood.loss).parameters
     if batch_weights(batch) is not None and "weights" not in takes:
         raise ValueError(

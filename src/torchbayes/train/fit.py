@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from torchbayes.core import distributed
+from torchbayes.core.batch import slice_batch
 from torchbayes.core.names import named_parameters, unwrapped
 from torchbayes.core.outputs import Output
 from torchbayes.core.parameters import (
@@ -26,6 +28,7 @@ from torchbayes.core.parameters import (
 )
 from torchbayes.data.preprocessing import Preprocessing
 from torchbayes.likelihood import Likelihood
+from torchbayes.predict.predictive import predictive
 from torchbayes.train.data import (
     as_loader,
     check_device,
@@ -34,6 +37,7 @@ from torchbayes.train.data import (
     likelihood_for,
     spelled,
 )
+from torchbayes.train.guard import doubt
 from torchbayes.train.loop import Training
 from torchbayes.train.method import Plan
 from torchbayes.train.progress import NoProgress, Progress, RichProgress
@@ -46,6 +50,8 @@ from torchbayes.train.tracking import Logger
 __all__ = ["fit"]
 
 _LOG = logging.getLogger("torchbayes")
+# The examples and draws by which a finished posterior is checked: less than a training step.
+_CHECKED, _CHECK_DRAWS = 32, 4
 _AMP = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -142,7 +148,9 @@ def fit(
 
     Raises:
         ValueError: If an argument or the data is not as described.
-        TrainingError: If the loss is not finite; it names the step and the layer.
+        TrainingError: If the loss explodes or is not finite, also after training has gone back to its last
+            good state with a learning rate 0.3 times as large, three times at most and with a warning each;
+            it names the step and the layer.
 
     Example:
         >>> import torch, torchbayes as tb
@@ -265,12 +273,36 @@ def fit(
                 training.seconds, output, settings, Preprocessing.of(loader.transform),
                 folder=None if folder is None else Path(folder),
             )  # fmt: skip
+            _check_posterior(run, training)
             if training.folder is not None and rank == 0:
                 write_result(run, training.folder)
                 if logger is not None:
                     logger.artifact(training.folder.posterior_file)
             distributed.barrier()
     return run
+
+
+def _check_posterior(run: Run, training: Training) -> None:
+    """Warn if the posterior predicts some of its own training data worse than the network at the start."""
+    plain = getattr(run.likelihood, "ignore_index", None) is None and not any(
+        getattr(run.likelihood, n, None) is not None for n in ("class_weight", "positive_weight")
+    )
+    guard = training.guard
+    if training.seen is None or guard.start is None or not plain or distributed.rank() > 0:
+        return
+    inputs, targets = training.seen
+    if training.loader.splits:
+        inputs, targets = slice_batch(inputs, 0, _CHECKED), targets[:_CHECKED]
+    generator = torch.Generator(device_of(run.model)).manual_seed(0)
+    found = predictive(
+        run.model, run.posterior, inputs, _CHECK_DRAWS, likelihood=run.likelihood,
+        output=run.output, recalibrate=False, generator=generator,
+    )  # fmt: skip
+    said = doubt(found, targets.cpu(), guard, run.posterior)
+    if said is not None:
+        warnings.warn(
+            f"do not trust this posterior: {said}; try more epochs or a smaller lr", stacklevel=3
+        )
 
 
 @contextlib.contextmanager

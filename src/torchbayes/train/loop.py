@@ -38,6 +38,7 @@ from torchbayes.train.failures import (
     first_nonfinite_layer,
     first_nonfinite_weight,
 )
+from torchbayes.train.guard import RETRIES, SLOWER, Guard, Kept, copied, largest_weight
 from torchbayes.train.interrupt import StopRequest, stop_requests
 from torchbayes.train.method import Method
 from torchbayes.train.progress import Progress
@@ -73,6 +74,8 @@ class Training:
     seconds: float = 0.0
     history: list[dict[str, Any]] = field(default_factory=list)
     sums: dict[str, float] = field(default_factory=dict)
+    guard: Guard = field(default_factory=Guard)
+    seen: tuple[Any, Tensor] | None = None
 
     def __post_init__(self) -> None:
         self.device, self.dtype = device_of(self.method.model), network_dtype(self.method.model)
@@ -80,6 +83,7 @@ class Training:
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.amp is torch.float16)
         self._saved_at = time.monotonic()
         self._fresh = False
+        self._kept: Kept | None = None
 
     @contextmanager
     def opened(
@@ -165,6 +169,7 @@ class Training:
         with progress, stop_requests() as stop:
             while self.epoch < epochs:
                 started = time.monotonic()
+                self._keep()
                 method.begin_epoch(self.epoch)
                 method.module.train()
                 for norm in self.resting:
@@ -174,8 +179,14 @@ class Training:
                     # kill before the second checkpoint finds what it needs to continue.
                     self._fresh = False
                     self._save()
+                back = False
                 for batch in self.loader.batches(self.epoch, self.batch):
-                    self._update(*split_batch(batch), batch_weights(batch))
+                    try:
+                        self._update(*split_batch(batch), batch_weights(batch))
+                    except TrainingError as error:
+                        self._go_back(error)
+                        back = True
+                        break
                     self.batch += 1
                     progress.advance(self.sums["loss"] / self.batch)
                     save, end = self._pause(stop)
@@ -185,6 +196,9 @@ class Training:
                         self._save()
                     if end:
                         self._stopped(stop.signal)
+                if back:
+                    progress.start(method.name, epochs * steps, self.epoch * steps)
+                    continue
                 method.end_epoch(self.epoch, self._training_batches())
                 self.seconds += time.monotonic() - started
                 self._log_epoch()
@@ -202,6 +216,8 @@ class Training:
         targets = as_labels(targets).to(self.device)
         weights = None if weights is None else weights.to(self.device)
         count = len(targets)
+        if self.seen is None and weights is None:
+            self.seen = inputs, targets
         # Batches are global: under torchrun this process has only its share of the examples.
         share = self._share(count)
         size = math.ceil(count / self.accumulate) if count else 1
@@ -250,8 +266,56 @@ class Training:
             ) from error
         if self.method.noise.parameters:
             self.method.noise.step()
-        for name, value in {"loss": loss, **self.parts}.items():
+        numbers = {"loss": loss, **self.parts}
+        for name, value in numbers.items():
             self.sums[name] = self.sums.get(name, 0.0) + float(value)
+        if self.guard.add(float(numbers.get("nll", loss))):
+            where = largest_weight(self.method.module)
+            raise self._failure(
+                f"the loss has grown from {self.guard.start:.3g} to {self.guard.recent[-1]:.3g}, and weight "
+                f"{where!r} has the largest entries"
+            )
+
+    def _keep(self) -> None:
+        """Keep a copy of the training at the beginning of some epochs, to go back to."""
+        if self.batch or not Kept.wanted(self.epoch) or not self.guard.good:
+            return
+        # Processes that share batches would have to agree on what is a breakdown.
+        if self.shared or not Kept.small(self.method.module):
+            return
+        state = {
+            "method": self.method.state_dict(),
+            "likelihood": self.method.likelihood.state_dict(),
+            "noise": self.method.noise.state_dict(),
+        }
+        self._kept = Kept(state, self.epoch, self.guard.tries)
+
+    def _go_back(self, error: TrainingError) -> None:
+        """Continue from the last good state with shorter steps, a few times; otherwise raise the error."""
+        kept = self._kept
+        if kept is None or self.guard.tries >= RETRIES or "inputs have" in error.layer:
+            raise error
+        if (self.epoch, self.batch) == (
+            kept.epoch,
+            0,
+        ):  # no step has been taken that could be shorter
+            raise error
+        self.guard.tries += 1
+        state = copied(kept.state)
+        self.method.load_state_dict(state["method"])
+        self.method.likelihood.load_state_dict(state["likelihood"])
+        self.method.noise.load_state_dict(state["noise"])
+        self.method.slow_down(SLOWER ** (self.guard.tries - kept.tries))
+        self.guard.recent.clear()
+        self.epoch, self.batch, self.sums = kept.epoch, 0, {}
+        del self.history[kept.epoch :]
+        if self.folder is not None and (self.method.one_per_rank or distributed.rank() == 0):
+            self.folder.keep_metrics(self.history)
+        warnings.warn(
+            f"{str(error).partition(';')[0]}: training goes back to the beginning of epoch {kept.epoch + 1} "
+            f"with a learning rate {SLOWER:g} times as large (try {self.guard.tries} of {RETRIES})",
+            stacklevel=4,
+        )
 
     def _share(self, count: int) -> float:
         if not self.shared:
@@ -380,6 +444,7 @@ class Training:
             "likelihood": self.method.likelihood.state_dict(),
             "noise": self.method.noise.state_dict(),
             "scaler": self.scaler.state_dict(),
+            "guard": self.guard.state_dict(),
             "random": self._random_states(),
         }
         if self.method.one_per_rank or distributed.rank() == 0:
@@ -406,6 +471,8 @@ class Training:
             self.method.likelihood.load_state_dict(state["likelihood"])
             self.method.noise.load_state_dict(state["noise"])
             self.scaler.load_state_dict(state["scaler"])
+            if "guard" in state:  # a checkpoint of an earlier version has none
+                self.guard.load_state_dict(state["guard"])
             # With more processes than before, the new ones keep their fresh seeds.
             if place < len(states):
                 torch.set_rng_state(states[place]["torch"])

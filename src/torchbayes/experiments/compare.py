@@ -38,7 +38,7 @@ from torchbayes.train.progress import Progress
 from torchbayes.train.registry import METHODS
 from torchbayes.train.run_folder import RunFolder
 
-__all__ = ["Comparison", "Job", "Row", "recipe_rows", "rows_from"]
+__all__ = ["Comparison", "Job", "Row", "check_name", "recipe_rows", "rows_from"]
 
 _SHOWN_IMAGES = 2000
 
@@ -194,7 +194,7 @@ class Comparison:
         self.base, self.out, self.data_dir, self.command = base, out, data_dir, command
         self.corruptions = corruptions
         for row in rows:
-            _check_name(row.name)
+            check_name(row.name)
         self.jobs = [
             Job(
                 row,
@@ -329,7 +329,7 @@ class Comparison:
             )
 
 
-def _check_name(name: str) -> None:
+def check_name(name: str) -> None:
     """Raise a `ValueError` if a row's name cannot be the name of a folder inside the comparison's."""
     fine = name.isprintable() and name.strip() == name and 0 < len(os.fsencode(name)) <= 120
     if not fine or name.startswith(".") or set(name) & set('/\\:*?"<>|'):

@@ -31,7 +31,7 @@ from torchbayes.train.run import Run
 from torchbayes.train.run_folder import RunFolder
 from torchbayes.train.tracking import Logger
 
-__all__ = ["train_experiment"]
+__all__ = ["threads_for", "train_experiment"]
 
 _WORTH_THREADS = 5_000_000  # weights × examples per update: LeNet-5 at batch 128 has 8 million
 _warm: set[str] = set()
@@ -72,7 +72,7 @@ def train_experiment(
             seed=experiment.seed, rank=rank, world_size=world,
         )  # fmt: skip
         held_out = None if data.validation is None else make_loader(data, data.validation, 512)
-        with _threads_for(make, experiment.batch_size):
+        with threads_for(make, experiment.batch_size):
             _warm_up(experiment, data, make, device)
             with peak_memory() as peak:
                 run = fit(
@@ -98,7 +98,7 @@ def train_experiment(
 
 
 @contextlib.contextmanager
-def _threads_for(make: Callable[[], nn.Module], batch_size: int) -> Iterator[None]:
+def threads_for(make: Callable[[], nn.Module], batch_size: int) -> Iterator[None]:
     """Use one thread for a network so small that threads would mostly wait for each other.
 
     On a busy machine they wait long: all threads of a layer must finish before the next one starts.

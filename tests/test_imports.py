@@ -37,6 +37,7 @@ ALLOWED: dict[str, set[str]] = {
     "train": CORE
     | {"train", "optim", "average", "variational", "curvature", "likelihood", "predict", "data"}
     | {"laplace", "models", "posthoc"},
+    "tuning": {"core", "data", "predict", "train", "tuning"},
 }
 
 

@@ -11,7 +11,10 @@ import pytest
 
 PAGE = Path(__file__).parents[2] / "docs" / "integrations.md"
 PREAMBLE, *SECTIONS = PAGE.read_text(encoding="utf-8").split("\n## ")
-PACKAGES = {"Lightning": "lightning", "Hugging Face": "transformers", "accelerate": "accelerate"}
+PACKAGES = {
+    "Lightning": "lightning", "Hugging Face": "transformers", "accelerate": "accelerate",
+    "skorch": "skorch", "Weights & Biases": "wandb", "MLflow": "mlflow",
+}  # fmt: skip
 
 
 def blocks(text: str) -> list[str]:
@@ -28,6 +31,9 @@ def test_a_section_runs(title: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     if importlib.util.find_spec(PACKAGES[title]) is None:
         pytest.skip(f"{PACKAGES[title]} is not installed")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # a database takes seconds to make
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
     (section,) = [s for s in SECTIONS if s.startswith(f"{title}\n")]
     names: dict[str, Any] = {}
     code = [*blocks(PREAMBLE), *blocks(section)]

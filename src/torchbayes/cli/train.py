@@ -13,8 +13,11 @@ from torchbayes.cli.output import answer, cell, notice, table
 if TYPE_CHECKING:
     from torchbayes.experiments.settings import Experiment
     from torchbayes.experiments.trained_run import TrainedRun
+    from torchbayes.train.tracking import Logger
 
 __all__ = ["evaluate", "train"]
+
+_LOGGERS = ("tensorboard", "wandb", "mlflow")
 
 # A classifier has some of these scores, a regression others.
 _SHOWN = {
@@ -76,9 +79,13 @@ def train(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
     checkpoint_seconds: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 30.0,
-    tensorboard: Annotated[
-        bool, typer.Option("--tensorboard", help="Also write TensorBoard's event files to --out.")
-    ] = False,
+    logger: Annotated[
+        str | None,
+        typer.Option(
+            help="Also record metrics and the posterior: tensorboard (files in --out), wandb or mlflow.",
+            show_default="none",
+        ),
+    ] = None,
     data_dir: opt.DataDir = None,
     as_json: opt.Json = False,
 ) -> None:
@@ -93,7 +100,6 @@ def train(
     from torchbayes.experiments.settings import Experiment
     from torchbayes.experiments.trained_run import TrainedRun
     from torchbayes.experiments.training import train_experiment
-    from torchbayes.train.tracking import TensorBoard
 
     flags: dict[str, Any] = {
         "data": data, "model": model, "method": method, "epochs": epochs, "batch_size": batch_size,
@@ -115,18 +121,41 @@ def train(
         loaded = experiment.load_data(data_dir)
         if loaded.table is not None and distributed.rank() == 0:
             notice(loaded.note, as_json)
-        tracked = tensorboard and distributed.rank() == 0
+        tracked = None if distributed.rank() else _logger(logger, folder, experiment)
         train_experiment(
             experiment,
             folder,
             data=loaded,
             resume=resume,
             checkpoint_seconds=checkpoint_seconds,
-            logger=TensorBoard(folder / "tensorboard") if tracked else None,
+            logger=tracked,
         )
         if distributed.rank() == 0:
             trained = TrainedRun(folder, data_dir, experiment=experiment, data=loaded)
             _score(trained, as_json)
+
+
+def _logger(name: str | None, folder: Path, experiment: Experiment) -> Logger | None:
+    """Make the logger of this name; its run has the folder's."""
+    if name is None:
+        return None
+    if name not in _LOGGERS:
+        raise ValueError(
+            f"--logger is {name!r}: expected {', '.join(_LOGGERS[:-1])} or {_LOGGERS[-1]}"
+        )
+    config = experiment.settings()
+    if name == "wandb":
+        from torchbayes.integrations.wandb import WandB
+
+        folder.mkdir(parents=True, exist_ok=True)
+        return WandB(config, project="torchbayes", name=folder.name, dir=str(folder))
+    if name == "mlflow":
+        from torchbayes.integrations.mlflow import MLflow
+
+        return MLflow(config, run_name=folder.name)
+    from torchbayes.train.tracking import TensorBoard
+
+    return TensorBoard(folder / "tensorboard")
 
 
 def _default_folder(experiment: Experiment) -> Path:

@@ -11,6 +11,7 @@ import resource
 import sys
 import tempfile
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -73,6 +74,15 @@ def formats(folder: Path) -> list[Format]:
     encoding = load_data(f"table:{folder / 'things.csv'}").encoding
     assert encoding is not None
     encoding.save(run.table_file)
+    whole = RunFolder(folder / "whole")
+    kept = tb.fit(
+        small_net, blobs(), "map", transform=tb.data.Normalise((0.0,) * 4, (2.0,) * 4), epochs=1,
+        likelihood=tb.Categorical(class_weight=[1.0, 2.0, 3.0]), progress=False,
+    )  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the temperature may make it worse
+        kept.calibrate(blobs(100, 1))
+    kept.save(whole.path)
     network = small_net()
     laplace = {"structure": "diagonal", "folder": folder, "check": False}
     tb.Laplace(network, blobs(), **laplace)
@@ -84,6 +94,10 @@ def formats(folder: Path) -> list[Format]:
         network = small_net()
         part.read_rest(network)
         return tb.snapshot(network, ["0.weight", "0.bias"])
+
+    def calibration() -> Any:
+        found = whole.read_calibration()
+        return None if found is None else found.figures
 
     def predictions() -> Any:
         return vars(Predictions.load(folder / "predictions.npz"))
@@ -98,6 +112,10 @@ def formats(folder: Path) -> list[Format]:
         Format("posterior.safetensors", folder / "posterior.safetensors",
                weights(folder / "posterior.safetensors")),
         Format("rest.safetensors", part.rest_file, frozen),
+        Format("likelihood.safetensors", whole.likelihood_file,
+               lambda: dict(whole.read_likelihood().named_buffers())),
+        Format("inputs.json", whole.inputs_file, lambda: vars(whole.read_preprocessing())),
+        Format("calibration.json", whole.calibration_file, calibration),
         Format("laplace.safetensors", folder / "laplace.safetensors",
                lambda: tb.Laplace(network, blobs(), **laplace).posterior().std()),
         Format("table.json", run.table_file, lambda: vars(TableEncoding.load(run.table_file))),

@@ -45,6 +45,10 @@ def test_a_run_of_the_command_line_is_loaded_without_model_and_data(
     run = tb.load_run(digits)
     assert run.preprocessing.classes == tuple("0123456789")
     assert tb.metrics.accuracy(run.predict(test.inputs).probs, test.targets) > 0.85
+    file = tmp_path / "digit.png"
+    Image.fromarray((255 * test.inputs[3, 0]).byte().numpy()).save(file)
+    assert run.predict([file, str(file)]).prediction.tolist() == 2 * [int(test.targets[3])]
+    assert len(run.predict(file)) == 1
     run.save(tmp_path / "copy")
     again = tb.load_run(tmp_path / "copy")
     assert torch.equal(again.predict(test.inputs).probs, run.predict(test.inputs).probs)
@@ -147,10 +151,12 @@ def test_intervals_of_a_table_are_the_corrected_ones(run, tmp_path: Path) -> Non
         assert row["upper90"] == pytest.approx(before["upper90"] + margin, rel=1e-6)
     covered = np.mean([r["lower90"] <= v <= r["upper90"] for r, v in zip(rows, y, strict=True)])
     assert 0.8 < covered < 0.97
-    # In Python too, in the units of the table.
+    # In Python too, in the units of the table: from its file or encoded rows.
     loaded = tb.load_run(folder)
-    p = loaded.predict(torch.from_numpy((x - x.mean()) / x.std())[:, None].float())
-    assert float(p.mean.mean()) == pytest.approx(y.mean(), rel=0.2)
+    expected = [row["prediction"] for row in rows]
+    encoded = loaded.preprocessing(tmp_path / "t.csv")
+    for inputs in (tmp_path / "t.csv", str(tmp_path / "t.csv"), encoded):
+        np.testing.assert_allclose(loaded.predict(inputs).mean[:, 0], expected, rtol=1e-6)
 
 
 def test_a_run_of_python_is_refused_in_a_sentence(run, tmp_path: Path) -> None:

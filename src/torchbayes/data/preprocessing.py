@@ -5,11 +5,13 @@ A run folder keeps it in inputs.json, and how a table is encoded in table.json.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from torchbayes.core.arrays import as_inputs, as_tensors
@@ -17,13 +19,16 @@ from torchbayes.core.batch import split_batch
 from torchbayes.core.errors import FileError
 from torchbayes.core.reading import read_json
 from torchbayes.core.storage import write_json
+from torchbayes.data.images import read_image
 from torchbayes.data.order import EpochLoader
 from torchbayes.data.table_encoding import TableEncoding
+from torchbayes.data.table_file import frame_table, read_text_table
 from torchbayes.data.transform import Chain, Normalise, PadCropFlip
 
 __all__ = ["Preprocessing"]
 
 _FORMAT, _VERSION = "torchbayes-inputs", 1
+_ENTRIES = ("normalise", "unknown", "shape", "classes")
 
 
 @dataclass(frozen=True)
@@ -66,7 +71,23 @@ class Preprocessing:
         return cls(unknown=getattr(transform, "__name__", type(transform).__name__))
 
     def __call__(self, inputs: Any) -> Any:
-        """Return inputs as the network takes them: a tensor, or a loader of such batches."""
+        """Return inputs as the network takes them: a tensor, or a loader of such batches.
+
+        Args:
+            inputs: Tensors, arrays or a loader of them. If the run is on a table, also its file or a data
+                frame with its columns; tensors and arrays are then rows that are encoded already. If it is
+                on images, also an image file or a list of them.
+        """
+        if self.table is not None:
+            return self._encoded(self.table, inputs)
+        files = [inputs] if isinstance(inputs, (str, Path)) else inputs
+        if isinstance(files, (list, tuple)) and files and isinstance(files[0], (str, Path)):
+            if len(self.shape) != 3:
+                raise TypeError(
+                    f"the inputs are files, {files[0]} among them, but the run is not known to be one on "
+                    "images: read them and pass a tensor"
+                )
+            inputs = torch.stack([read_image(file, self.shape) for file in files])
         if self.normalise is None or (
             isinstance(inputs, EpochLoader) and inputs.transform is not None
         ):
@@ -80,6 +101,19 @@ class Preprocessing:
             f"the run normalises its inputs, which takes a tensor or a loader of them, not a "
             f"{type(inputs).__name__}: pass one"
         )
+
+    @staticmethod
+    def _encoded(encoding: TableEncoding, inputs: Any) -> Any:
+        if isinstance(inputs, (str, Path)):
+            text = read_text_table(inputs, header=encoding.header, least=1)
+        elif hasattr(inputs, "columns") and hasattr(inputs, "to_numpy"):
+            text = frame_table(inputs)
+        else:
+            return inputs
+        found, notes = encoding.encode(text)
+        for note in notes:
+            warnings.warn(note, stacklevel=4)
+        return found
 
     def save(self, inputs: Path, table: Path) -> None:
         """Write the file of a run folder, and a second one for a table.
@@ -114,6 +148,8 @@ class Preprocessing:
         try:
             if content["format"] != _FORMAT or content["version"] > _VERSION:
                 raise ValueError(f"version {content['version']} of {content['format']}")
+            if content.keys() != {"format", "version", *_ENTRIES}:  # such as a damaged checksum
+                raise ValueError(f"entries {sorted(content)}")
             own = content["normalise"]
             return cls(
                 None if own is None else Normalise(_numbers(own["mean"]), _numbers(own["std"])),

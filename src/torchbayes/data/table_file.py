@@ -14,13 +14,22 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from torchbayes.data.source import DataError
 
-__all__ = ["Floats", "TextTable", "is_missing", "number", "read_text_table", "shown"]
+__all__ = [
+    "Floats",
+    "TextTable",
+    "frame_table",
+    "is_missing",
+    "number",
+    "read_text_table",
+    "shown",
+]
 
 Floats = npt.NDArray[np.float64]
 
@@ -181,6 +190,27 @@ def read_text_table(path: str | Path, *, header: bool | None = None, least: int 
     header = _has_header(fields) if header is None else header
     names = tuple(fields.pop(0)) if header else tuple(map(str, range(width)))
     return TextTable(path, names, fields, header, hashlib.sha256(data).hexdigest())
+
+
+def frame_table(frame: Any) -> TextTable:
+    """Return a data frame, of pandas or another library, as the table that its CSV file would be.
+
+    Args:
+        frame: The data frame, with a name for each column.
+    """
+    names = tuple(str(name) for name in frame.columns)
+    columns = [[_field(value) for value in frame[name].to_numpy()] for name in frame.columns]
+    rows = [list(row) for row in zip(*columns, strict=True)]
+    return TextTable(Path("the data frame"), names, rows, True, "")
+
+
+def _field(value: Any) -> str:
+    """Return a value of a data frame as text, empty if it is missing."""
+    if value is None or (isinstance(value, float) and math.isnan(value)) or str(value) == "<NA>":
+        return ""
+    if isinstance(value, (float, np.floating)):
+        return repr(float(value)).removesuffix(".0")
+    return str(value).strip()
 
 
 def _delimiter(lines: Sequence[str], least: int) -> str | None:

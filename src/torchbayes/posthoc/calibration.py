@@ -54,6 +54,10 @@ from torchbayes.predict.results import (
 __all__ = ["Calibration", "calibrate"]
 
 _PROBABILITY = 0.95
+_KEYS = {
+    "fitted_on", "scored_on", "fitted", "scored", "temperature", "conformal", "abstention",
+    "intervals",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,6 +101,9 @@ class Calibration:
         Raises:
             ValueError: If they are not such figures.
         """
+        strange = figures.keys() - _KEYS
+        if strange:
+            raise ValueError(f"a calibration has no figures {min(strange)!r}")
         try:
             scale = figures.get("temperature")
             used = scale is not None and bool(scale.get("used", True))

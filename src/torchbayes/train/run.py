@@ -78,10 +78,11 @@ class Run:
         """Predict with the weights averaged out.
 
         Inputs are those that `fit` was given: if it normalised them (`transform=Normalise(…)`), so does this.
-        A run on a table takes its encoded rows and predicts in the target's own units.
+        A run of the command line on images also takes image files, and one on a table a CSV file or a data
+        frame (tensors are encoded rows), and predicts in the target's own units.
 
         Args:
-            inputs: What to predict; see `torchbayes.predictive`.
+            inputs: What to predict; see `torchbayes.predictive` and `torchbayes.data.Preprocessing`.
             samples: Number of draws.
             calibrated: Apply the run's temperature, if it has been calibrated.
             **kwargs: Further arguments of `torchbayes.predictive`, such as `generator`.

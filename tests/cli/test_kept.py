@@ -78,7 +78,7 @@ def test_predict_uses_the_calibration_and_says_so(
     table = read_json(folder / "calibration.json", "")
     code, out, err = run("predict", folder, image)
     assert code == 0
-    assert "sets and risks as calibration.json says (--raw leaves it out)" in out
+    assert "sets and risks of calibration.json, probabilities a" in out
     assert "set90" in out
     assert "set99.9" not in out
     code, out, err = run("predict", folder, image, "--json")
@@ -121,7 +121,9 @@ def test_calibrate_says_what_it_made_worse(
     assert scale["after"]["nll"] > scale["before"]["nll"]
     assert f"({scale['before']['nll']:.4f} before, {scale['after']['nll']:.4f} after)" in out
     (raw,) = json.loads(run("predict", folder, image, "--raw", "--json")[1])
-    (row,) = json.loads(run("predict", folder, image, "--json")[1])
+    _, out, err = run("predict", folder, image, "--json")
+    (row,) = json.loads(out)
+    assert "probabilities as they are, because its temperature made them worse" in err
     assert row["confidence"] == raw["confidence"]
     assert "set90" in row
 

@@ -138,6 +138,16 @@ def test_other_likelihoods_are_the_same(likelihood: tb.Likelihood, tmp_path: Pat
     assert getattr(again, "ignore_index", None) == getattr(likelihood, "ignore_index", None)
 
 
+def test_a_bank_on_disk_is_part_of_it(tmp_path: Path) -> None:
+    x, y = blobs()
+    bank = str(tmp_path / "bank")
+    run = tb.fit(small_net, (x, y), "sgld", sample_folder=bank, samples=4, **FAST)
+    run.save(tmp_path / "run")
+    expected = run.predict(x).probs
+    (tmp_path / "bank").rename(tmp_path / "gone")
+    assert torch.equal(tb.load_run(tmp_path / "run", small_net).predict(x).probs, expected)
+
+
 class Tempered(tb.GaussianNoise):
     """A likelihood of a user's own."""
 

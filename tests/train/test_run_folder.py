@@ -15,6 +15,7 @@ import torchbayes as tb
 from torchbayes.core.errors import FileError, RunError, WriteError
 from torchbayes.core.reading import toml_text
 from torchbayes.train.progress import NoProgress
+from torchbayes.train.registry import method_options
 from torchbayes.train.run_folder import RunFolder
 
 from ..conformance.problems import blobs, small_net
@@ -130,3 +131,21 @@ def test_the_identity_is_of_settings_and_version(tmp_path: Path) -> None:
         found.add(files.identity())
     assert len(found) == 3
     assert json.loads(json.dumps(files.read_config())) == {"epochs": 1, "torchbayes": "9"}
+
+
+def test_a_run_goes_on_with_the_defaults_of_the_version_that_began_it(tmp_path: Path) -> None:
+    """As if that version's default of `members` was another."""
+    with pytest.raises(Stopped):
+        fit(tmp_path, method="ensemble", progress=StopAfter(12), checkpoint_seconds=0.0)
+    files = RunFolder(tmp_path)
+    config = files.read_config()
+    assert config["defaults"].keys() == method_options(tb.METHODS["ensemble"]).keys()
+    assert config["defaults"]["members"] == "None"
+    assert config["options"] == {}
+    files.write_config(config | {"defaults": config["defaults"] | {"members": 2}})
+    run = fit(tmp_path, method="ensemble", resume=True)
+    assert len(run.posterior) == 2
+    assert run.settings["defaults"]["members"] == 2
+    # What is given counts, and a folder of before has none.
+    files.write_config({key: value for key, value in config.items() if key != "defaults"})
+    assert len(fit(tmp_path, method="ensemble", resume=True).posterior) >= 2

@@ -116,12 +116,12 @@ def _classes(run: Run, raw: ClassPredictive, only: bool) -> tuple[list[Row], lis
                 for number in range(len(raw))
             ]
         scale = calibration.temperature
-        at = (
-            "probabilities"
+        probabilities = (
+            "probabilities as they are, because its temperature made them worse"
             if scale is None
-            else f"probabilities at temperature {scale.temperature:.3g}"
+            else f"probabilities at its temperature, {scale.temperature:.3g}"
         )
-        notes.append(f"{at}, sets and risks as calibration.json says (--raw leaves it out)")
+        notes.append(f"sets and risks of calibration.json, {probabilities} (--raw leaves it out)")
     rows = [
         {"prediction": names[best]}
         | {name: column[number] for name, column in columns.items()}

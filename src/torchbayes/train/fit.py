@@ -39,10 +39,11 @@ from torchbayes.train.data import (
 )
 from torchbayes.train.guard import doubt
 from torchbayes.train.loop import Training
-from torchbayes.train.method import Plan
+from torchbayes.train.method import Method, Plan
 from torchbayes.train.progress import NoProgress, Progress, RichProgress
-from torchbayes.train.registry import check_options, find_method
+from torchbayes.train.registry import check_options, find_method, method_options
 from torchbayes.train.run import Run, output_settings, write_result
+from torchbayes.train.run_folder import RunFolder
 from torchbayes.train.schedule import Schedule, as_schedule
 from torchbayes.train.start import Init, factory, start_of
 from torchbayes.train.tracking import Logger
@@ -228,6 +229,7 @@ def fit(
             output=output,
             start=start,
         )
+        defaults, changed = _defaults(method_class, options, folder if resume else None)
         settings = {
             "method": method,
             "epochs": epochs,
@@ -242,11 +244,12 @@ def fit(
             "accumulate": accumulate,
             "params": None if params is None else list(params),
             "options": {name: _plain(value) for name, value in options.items()},
+            "defaults": defaults,
             **({} if start is None else start.settings()),
             **({} if config is None else config),
         }
         training = Training(
-            method=method_class(made, noise, plan, **options),
+            method=method_class(made, noise, plan, **changed, **options),
             loader=loader,
             validation=held_out,
             clip_norm=clip_norm,
@@ -329,6 +332,49 @@ def _plain(option: Any) -> Any:
     if option is None or isinstance(option, (bool, int, float, str, list, tuple)):
         return option
     return getattr(option, "__name__", repr(option))
+
+
+def _defaults(
+    method: type[Method], options: dict[str, Any], resumed: str | Path | None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the values of options that are not given, and those that a resumed run has in place of them.
+
+    A newer version may have other defaults: a run goes on with those of the version that began it. What a
+    class computes for None is part of its optimiser's state.
+
+    Args:
+        method: The method.
+        options: The options that are given.
+        resumed: Folder of the run to continue, if any.
+    """
+    now = {
+        name: "None" if option.default is None else option.default
+        for name, option in method_options(method).items()
+        if name not in options and _is_plain(option.default)
+    }
+    files = None if resumed is None else RunFolder(resumed)
+    if files is None or not files.config_file.exists():
+        return now, {}
+    kept = files.read_config().get("defaults")
+    if not isinstance(kept, dict):
+        return now, {}
+    then = {name: _without_lists(value) for name, value in kept.items() if name in now}
+    changed = {
+        name: None if value == "None" else value
+        for name, value in then.items()
+        if value != now[name]
+    }
+    return {**now, **then}, changed
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
+def _without_lists(value: Any) -> Any:
+    return tuple(map(_without_lists, value)) if isinstance(value, list) else value
 
 
 def _check_numbers(

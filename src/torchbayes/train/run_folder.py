@@ -53,8 +53,8 @@ __all__ = ["RunError", "RunFolder"]
 
 _LOG = logging.getLogger("torchbayes")
 
-# What a config.toml says about the run besides its settings.
-_ABOUT = ("commit", "torch", "torchbayes")
+# What a config.toml says about the run besides its settings; a resumed run takes over its defaults.
+_ABOUT = ("commit", "defaults", "torch", "torchbayes")
 
 
 def _without_none(value: Any) -> Any:

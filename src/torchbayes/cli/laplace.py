@@ -55,6 +55,7 @@ def laplace(
 
     Example: `torchbayes laplace runs/digits-mlp-map-0`
     """
+    from torchbayes.core.reading import read_json
     from torchbayes.experiments.laplace_run import laplace_run
 
     folder = run.with_name(f"{run.name}-laplace") if out is None else out
@@ -70,4 +71,6 @@ def laplace(
         ("", *shown.values()),
         ([name, *(cell(row.get(key), ".4f") for key in shown)] for name, row in rows.items()),
     )
-    answer({"run": str(folder), "scores": rows}, as_json, scores, f"written to {folder}")
+    strange = read_json(folder / "about.json", "run `torchbayes evaluate` again")["ood"]
+    notes = [f"out of distribution (OOD): {strange}", f"written to {folder}"]
+    answer({"run": str(folder), "scores": rows}, as_json, scores, *notes)

@@ -26,7 +26,7 @@ from tests.predict.test_threads import (
     state,
 )
 from torchbayes.posterior import Posterior
-from torchbayes.predict import predictor as module
+from torchbayes.predict import passes
 from torchbayes.predict.results import Predictive
 
 pytestmark = pytest.mark.filterwarnings("ignore:all draws of this")
@@ -43,7 +43,7 @@ def inputs(count: int = 5) -> Tensor:
 @pytest.fixture(params=["together", "loop"], autouse=True)
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "loop":
-        monkeypatch.setattr(module, "_TOGETHER", 0)
+        monkeypatch.setattr(passes, "_TOGETHER", 0)
     return str(request.param)
 
 

@@ -52,6 +52,11 @@ def gaussian(model: nn.Module) -> Posterior:
     return tb.Gaussian(mean, {name: torch.full_like(mean[name], 0.3) for name in names})
 
 
+def last_layer(model: nn.Module) -> Posterior:
+    mean = tb.snapshot(model)
+    return tb.Gaussian(mean, {"last.weight": torch.full_like(mean["last.weight"], 0.3)})
+
+
 def samples(model: nn.Module) -> Posterior:
     bank, source = tb.Samples(model), gaussian(model)
     for seed in range(6):
@@ -110,7 +115,7 @@ def assert_threads_agree(answer: Callable[[int], Predictive], model: nn.Module) 
     assert all(torch.equal(tensor, bits[n]) for n, tensor in tb.snapshot(model).items())
 
 
-POSTERIORS = [gaussian, samples, dropout, own_dropout, generated, laplace]
+POSTERIORS = [gaussian, last_layer, samples, dropout, own_dropout, generated, laplace]
 
 
 @pytest.mark.parametrize("vmapped", [False, True])

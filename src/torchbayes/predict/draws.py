@@ -106,6 +106,17 @@ class Draws:
         varying = self._names | statistics.keys() | self._copied
         self.constant = set(self._network.names) - varying
 
+    def shareable(self, limit: int) -> bool:
+        """Whether a weight is the same in all draws, and the draws take at most `limit` bytes."""
+        if self._lent is None:
+            self._settle()
+        return bool(self.constant - self._buffers.keys()) and self.size * self._count <= limit
+
+    def all(self) -> list[Weights]:
+        """Return all draws, which are kept from now on."""
+        self.cached = True
+        return list(self.each(alone=False))
+
     def each(self, *, alone: bool) -> Iterator[Weights]:
         """Iterate over the draws; `alone` if each is finished with before the next one is requested."""
         if self._lent is None:

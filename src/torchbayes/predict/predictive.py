@@ -24,7 +24,7 @@ from torchbayes.predict.results import Predictive
 from torchbayes.predict.sizes import size_of
 from torchbayes.predict.swapped import SwappedNetwork
 
-__all__ = ["checked", "is_loader", "own_generator", "predictive", "warn_of_shared"]
+__all__ = ["checked", "evaluation", "is_loader", "own_generator", "predictive", "warn_of_shared"]
 
 
 def predictive(
@@ -69,11 +69,11 @@ def predictive(
     model = plain_network(model)
     likelihood = checked(model, posterior, samples, likelihood, recalibrate)
     device = device_of(model)
-    network = SwappedNetwork(model, posterior)
-    passes = Passes(model, network, posterior.vmappable, device, max_memory, output, split)
     inputs = as_inputs(inputs)
     parts: list[Predictive] = []
-    with torch.no_grad(), uncompiled(), own_generator(generator) as source:
+    with evaluation(), own_generator(generator) as source:
+        network = SwappedNetwork(model, posterior)
+        passes = Passes(model, network, posterior.vmappable, device, max_memory, output, split)
         budget = max_memory // 2 if is_loader(inputs) else 0
         draws = Draws(network, posterior, samples, source, device, budget, recalibrate or None)
         if recalibrate is None:
@@ -83,6 +83,13 @@ def predictive(
     if not parts:
         raise ValueError("there is nothing to predict: the inputs have no examples")
     return type(parts[0]).cat(parts)
+
+
+@contextmanager
+def evaluation() -> Iterator[None]:
+    """Run networks inside the block as they are written, without gradients and out of inference mode."""
+    with torch.inference_mode(False), torch.no_grad(), uncompiled():
+        yield
 
 
 def checked(

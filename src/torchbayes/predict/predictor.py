@@ -6,31 +6,30 @@ import math
 import weakref
 from collections import deque
 from collections.abc import Iterable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from torchbayes.core.arrays import as_inputs, as_tensors
-from torchbayes.core.batch import device_of, split_batch, uncompiled
+from torchbayes.core.batch import device_of, split_batch
 from torchbayes.core.outputs import Output
 from torchbayes.likelihood import Likelihood
 from torchbayes.posterior import Posterior, Weights
 from torchbayes.posterior.posterior import plain_network
 from torchbayes.predict.draws import Draws
-from torchbayes.predict.passes import Measured, Passes, stack
-from torchbayes.predict.predictive import checked, is_loader, own_generator, warn_of_shared
+from torchbayes.predict.passes import STACKED, Measured, Passes, stack
+from torchbayes.predict.predictive import (
+    checked,
+    evaluation,
+    is_loader,
+    own_generator,
+    warn_of_shared,
+)
 from torchbayes.predict.results import Predictive
 from torchbayes.predict.swapped import SwappedNetwork
 
 __all__ = ["Predictor"]
-
-# All draws run at once if one draw's pass takes at most this much memory. Up to here Python and the calls of
-# small operations dominate: LeNet-5 and 32 draws of one image take 0.2 of the loop's time, of 4 images
-# (150 kB) 0.6 and of 8 images 0.95 (benchmarks/latency.py).
-_TOGETHER = 160 << 10
-# And only if the weights of all draws fit side by side.
-_STACKED = 64 << 20
 
 
 class Predictor:
@@ -78,23 +77,23 @@ class Predictor:
         model = plain_network(model)
         self.likelihood = checked(model, posterior, samples, likelihood, recalibrate)
         self.output, self._split, self._max_memory = output, split, max_memory
-        self._network = SwappedNetwork(model, posterior)
         device = device_of(model)
-        with torch.no_grad(), uncompiled(), own_generator(generator) as source:
+        with evaluation(), own_generator(generator) as source:
+            self._network = SwappedNetwork(model, posterior)
             every = recalibrate or None
             draws = Draws(self._network, posterior, samples, source, device, math.inf, every)
             if recalibrate is None:
                 warn_of_shared(model, posterior, draws.first)
             self._draws = list(draws.each(alone=False))
-        self.samples = len(self._draws)
-        self._stacked: Weights | None = None
-        if posterior.vmappable and draws.size * self.samples <= _STACKED:
-            self._stacked = stack(self._draws)
-            self._draws = _rows(self._stacked)
+            self.samples, self._constant = len(self._draws), draws.constant
+            self._stacked: Weights | None = None
+            if posterior.vmappable and draws.size * self.samples <= STACKED:
+                self._stacked = stack(self._draws)
+                self._draws = _rows(self._stacked)
         # What the network itself writes to while it runs, of which every pass then gets a copy.
         self._written: list[str] | None = None
         self._measured: dict[Any, Measured] = {}
-        self._free: deque[_Worker] = deque()
+        self._free: deque[Passes] = deque()
         self._model = weakref.ref(model)
 
     def __call__(self, inputs: Any) -> Predictive:
@@ -106,55 +105,43 @@ class Predictor:
         inputs = as_inputs(inputs)
         batches = (as_tensors(split_batch(b)[0]) for b in inputs) if is_loader(inputs) else [inputs]
         parts: list[Predictive] = []
-        with torch.no_grad(), uncompiled():
-            worker = self._take()
+        with evaluation():
+            passes = self._take()
             try:
                 for batch in batches:
-                    parts += self._predict(worker, batch)
+                    parts += self._predict(passes, batch)
             finally:
-                self._free.append(worker)
+                self._free.append(passes)
         if not parts:
             raise ValueError("there is nothing to predict: the inputs have no examples")
         return parts[0] if len(parts) == 1 else type(parts[0]).cat(parts)
 
-    def _take(self) -> _Worker:
-        """Return a copy of the network that no other thread uses now."""
+    def _take(self) -> Passes:
+        """Return passes through a copy of the network that no other thread uses now."""
         try:
             return self._free.pop()
         except IndexError:
             network = SwappedNetwork(self._network.twin, self._network.posterior)
             model = self._model() if self._model is not None else None
-            passes = Passes(
+            return Passes(
                 self._network.twin if model is None else model, network, self._stacked is not None,
                 device_of(network.twin), self._max_memory, self.output, self._split, self._measured,
             )  # fmt: skip
-            return _Worker(network, passes)
 
-    def _predict(self, worker: _Worker, batch: Any) -> list[Predictive]:
+    def _predict(self, passes: Passes, batch: Any) -> list[Predictive]:
         trial = self._trial()
-        pieces, size = worker.passes.pieces(trial, batch)
-        if self._written is None and pieces:
+        pieces, size = passes.pieces(trial, batch)
+        if not pieces:
+            return []
+        if self._written is None:
             own = self._own(self._draws[0])
             self._written = [name for name in own if not torch.equal(own[name], trial[name])]
         draws, stacked = self._draws, self._stacked
         if self._written:
             draws, stacked = [self._fresh(draw) for draw in draws], None
-        together = stacked is not None and size <= _TOGETHER
-        count = min(self.samples, max(1, self._max_memory // 4 // size))
-        parts: list[Predictive] = []
-        for piece in pieces:
-            if together:
-                outputs = worker.passes.outputs(draws, stacked, piece)
-                parts.append(self.likelihood.predictive(outputs))
-                continue
-            merged: Predictive | None = None
-            for start in range(0, self.samples, count):
-                outputs = worker.passes.outputs(draws[start : start + count], None, piece)
-                new = self.likelihood.predictive(outputs)
-                merged = new if merged is None else merged.merge(new)
-            assert merged is not None
-            parts.append(merged)
-        return parts
+        else:
+            passes.share(draws, self._constant, pieces[0])
+        return passes.predict(draws, stacked, pieces, size, self.likelihood)
 
     def _own(self, draw: Weights) -> Weights:
         """Return a draw with all weights and buffers that the network has besides."""
@@ -216,11 +203,6 @@ class Predictor:
             f"Predictor({self.samples} draws of {type(network.twin).__name__}, {about}, "
             f"{type(self.likelihood).__name__})"
         )
-
-
-class _Worker(NamedTuple):
-    network: SwappedNetwork
-    passes: Passes
 
 
 def _rows(stacked: Weights) -> list[Weights]:

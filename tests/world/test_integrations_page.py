@@ -14,6 +14,7 @@ PREAMBLE, *SECTIONS = PAGE.read_text(encoding="utf-8").split("\n## ")
 PACKAGES = {
     "Lightning": "lightning", "Hugging Face": "transformers", "accelerate": "accelerate",
     "skorch": "skorch", "Weights & Biases": "wandb", "MLflow": "mlflow",
+    "The Hub": "torchbayes",
 }  # fmt: skip
 
 

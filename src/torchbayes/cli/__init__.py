@@ -19,6 +19,7 @@ from torchbayes.cli.continual import continual
 from torchbayes.cli.diagnose import diagnose
 from torchbayes.cli.distill import distill
 from torchbayes.cli.export import export
+from torchbayes.cli.hub import hub
 from torchbayes.cli.laplace import laplace
 from torchbayes.cli.options import TrainingCommand
 from torchbayes.cli.output import visible
@@ -59,6 +60,7 @@ app.command("train", cls=TrainingCommand)(train.train)
 app.command("evaluate")(train.evaluate)
 app.command("predict")(predict)
 app.command("export")(export)
+app.command("hub")(hub)
 app.command("compare", cls=TrainingCommand)(compare.compare)
 app.command("report")(compare.report)
 app.command("tune", cls=TrainingCommand)(tune)

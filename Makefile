@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PEERS  ?= .venv-peers
 
-.PHONY: demo test lint format records records-check bench bench-peers quality docs clean
+.PHONY: demo test lint format records records-check bench bench-peers quality notebooks docs clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -63,6 +63,9 @@ bench-peers: $(PEERS)/.installed $(VENV)/.installed  ## the same for other libra
 
 quality: $(VENV)/.installed  ## every method at its defaults on small tasks, as far as it has changed; docs/quality.md
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/quality.py
+
+notebooks: $(VENV)/.installed  ## the tutorials as notebooks, in notebooks/
+	$(BIN)/python -m tools.notebooks
 
 docs: $(VENV)/.installed  ## the documentation, strictly: a broken link is an error
 	$(BIN)/mkdocs build --strict

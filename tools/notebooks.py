@@ -35,7 +35,7 @@ def notebook(page: Path) -> nbformat.NotebookNode:
             cells.append(new_code_cell(part.rstrip("\n"), id=f"cell-{place}"))
         else:
             cells.append(new_markdown_cell(_LINK.sub(_address, part).strip(), id=f"cell-{place}"))
-    made = new_notebook(cells=cells, metadata={"kernelspec": _KERNEL})
+    made: nbformat.NotebookNode = new_notebook(cells=cells, metadata={"kernelspec": _KERNEL})
     nbformat.validate(made)
     return made
 

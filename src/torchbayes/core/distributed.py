@@ -5,16 +5,23 @@ Every function also works without a process group, as if there were one process.
 
 from __future__ import annotations
 
+import logging
+import math
 import os
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
+
+from torchbayes.core.heartbeat import Heartbeat
 
 __all__ = [
     "LostProcessError",
@@ -27,9 +34,20 @@ __all__ = [
     "process_group",
     "rank",
     "refuse_averaging",
+    "standing_in",
+    "stands_in",
     "sum_packed",
     "world_size",
 ]
+
+
+_LOG = logging.getLogger("torchbayes")
+_VARIABLE, _LIMIT = "TORCHBAYES_PROCESS_TIMEOUT", 120.0
+_JOINING = timedelta(minutes=5)
+_NOTICE = timedelta(seconds=10)
+_heartbeat: Heartbeat | None = None
+_meetings = 0
+_place: tuple[int, int] | None = None
 
 
 class LostProcessError(ConnectionError):
@@ -41,27 +59,110 @@ def _talking() -> Iterator[None]:
     """Turn a back end's error about a lost process into one clear sentence."""
     try:
         yield
-    except RuntimeError as error:
+    except (RuntimeError, ConnectionError) as error:
+        if isinstance(error, LostProcessError):
+            raise
+        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if _heartbeat is not None:
+            why = _reason(_heartbeat, why)
         raise LostProcessError(
             f"process {rank()} of {world_size()} has lost contact with another one, which has died or does "
-            f"not answer ({str(error).splitlines()[0]}): see its own message, then start again with "
-            "resume=True"
+            f"not answer ({why.rstrip('. ')}): see its own message, then start again with --resume"
         ) from error
+
+
+def _reason(heartbeat: Heartbeat, told: str) -> str:
+    """Say what has become of the other process, which knows better than a socket."""
+    if "timed out" in told.lower():
+        return f"no answer for {heartbeat.limit:g} s"
+    with suppress(RuntimeError):  # the store may have gone too
+        for _ in range(20):  # a process that ends needs a moment to be gone
+            why = heartbeat.lost()
+            if why is not None:
+                return why
+            time.sleep(0.05)
+    return told
+
+
+def _limit() -> float:
+    """Return how many seconds a process may be silent."""
+    given = os.environ.get(_VARIABLE, "")
+    try:
+        seconds = float(given) if given else _LIMIT
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < math.inf:
+        raise ValueError(f"{_VARIABLE} is {given!r}: expected a number of seconds above 0")
+    return seconds
+
+
+def _joined(limit: float) -> Heartbeat:
+    """Meet the processes that torchrun has started at its store."""
+    global _meetings
+    found: Iterator[tuple[Any, int, int]] = rendezvous("env://", timeout=_JOINING)
+    store, own, world = next(found)
+    _meetings += 1
+    common = PrefixStore(f"torchbayes/{_meetings}", store)
+    common.set(f"here/{own}", "1")
+    try:
+        common.wait([f"here/{other}" for other in range(world)], _JOINING)
+    except RuntimeError as error:
+        missing = [other for other in range(world) if not common.check([f"here/{other}"])]
+        raise LostProcessError(
+            f"process {own} of {world} has waited {_JOINING.seconds} s for processes "
+            f"{', '.join(map(str, missing))}, which did not start: see their messages, then start again"
+        ) from error
+    group = PrefixStore(f"group/{_meetings}", store)
+    # A process that waits for another one in a step, longer than this, gives it up.
+    dist.init_process_group(
+        "nccl" if torch.cuda.is_available() else "gloo", store=group, rank=own, world_size=world,
+        timeout=timedelta(seconds=limit),
+    )  # fmt: skip
+    return Heartbeat(common, own, world, limit)
 
 
 @contextmanager
 def process_group() -> Iterator[None]:
-    """Join the processes that torchrun started, if it did; leave them when the block ends."""
+    """Join the processes that torchrun started, if it did; leave them when the block ends.
+
+    A process that dies or ends with an error ends the others at once, one that hangs after
+    `TORCHBAYES_PROCESS_TIMEOUT` seconds (120).
+    """
+    global _heartbeat
     if int(os.environ.get("WORLD_SIZE", "1")) <= 1 or dist.is_initialized():
         yield
         return
-    backend = "nccl" if torch.cuda.is_available() else "gloo"
-    # A rank that dies must end the run soon, not after torch's half hour.
-    dist.init_process_group(backend, timeout=timedelta(minutes=5))
+    with _talking():
+        _heartbeat = _joined(_limit())
+    error: BaseException | None = None
     try:
         yield
+    except BaseException as raised:
+        error = raised
+        raise
     finally:
+        _heartbeat.end(error)
+        _heartbeat = None
         dist.destroy_process_group()
+
+
+def _finish(work: Any) -> None:
+    """Wait for an operation; say so if it takes long."""
+    if _heartbeat is None or dist.get_backend() != "gloo":
+        work.wait()
+        return
+    try:
+        work.wait(_NOTICE)
+        return
+    except RuntimeError:
+        if work.is_completed():
+            raise
+    silent = _heartbeat.longest_silence()
+    _LOG.warning(
+        "process %d waits for process %s; after %.0f s it gives up",
+        rank(), "another" if silent is None else silent[0], _heartbeat.limit,
+    )  # fmt: skip
+    work.wait()
 
 
 in_group = dist.is_initialized
@@ -69,13 +170,42 @@ in_group = dist.is_initialized
 
 
 def rank() -> int:
-    """Return the number of this process, from 0."""
+    """Return the number of this process, from 0, or of the one that it stands in for."""
+    if _place is not None:
+        return _place[0]
     return dist.get_rank() if dist.is_initialized() else 0
 
 
 def world_size() -> int:
-    """Return the number of processes."""
+    """Return the number of processes, or of those that began the run of the one that it stands in for."""
+    if _place is not None:
+        return _place[1]
     return dist.get_world_size() if dist.is_initialized() else 1
+
+
+@contextmanager
+def standing_in(place: int, among: int) -> Iterator[None]:
+    """Do the work of a process that is not there, alone: nothing is exchanged inside the block.
+
+    Args:
+        place: Number of that process.
+        among: How many there were.
+    """
+    global _place
+    before, _place = _place, (place, among)
+    try:
+        yield
+    finally:
+        _place = before
+
+
+def stands_in() -> bool:
+    """Whether this process does the work of another one."""
+    return _place is not None
+
+
+def _together() -> bool:
+    return _place is None and dist.is_initialized()
 
 
 def refuse_averaging(module: nn.Module, _args: Any) -> None:
@@ -94,38 +224,41 @@ def refuse_averaging(module: nn.Module, _args: Any) -> None:
 
 
 def barrier() -> None:
-    """Wait for all processes."""
-    if dist.is_initialized():
+    """Wait for all processes, as long as they live."""
+    if _together():
         with _talking():
-            dist.barrier()
+            if _heartbeat is None:
+                dist.barrier()
+            else:
+                _heartbeat.meet()
 
 
 def broadcast(tensors: Sequence[Tensor], source: int = 0) -> None:
     """Overwrite `tensors` with those of process `source`."""
-    if dist.is_initialized():
+    if _together():
         with _talking():
             for tensor in tensors:
-                dist.broadcast(tensor.detach(), source)
+                _finish(dist.broadcast(tensor.detach(), source, async_op=True))
 
 
 def gather(tensor: Tensor) -> list[Tensor]:
     """Return the tensors of all processes, which must have the same shape, in order of rank."""
-    if not dist.is_initialized():
+    if not _together():
         return [tensor]
     result = [torch.empty_like(tensor) for _ in range(world_size())]
     with _talking():
-        dist.all_gather(result, tensor.contiguous())
+        _finish(dist.all_gather(result, tensor.contiguous(), async_op=True))
     return result
 
 
 def any_of(flags: Sequence[bool]) -> list[bool]:
     """Return for each flag whether any process sets it, in one message."""
-    if not dist.is_initialized():
+    if not _together():
         return list(flags)
     device = "cuda" if dist.get_backend() == "nccl" else "cpu"
     counts = torch.tensor([float(flag) for flag in flags], device=device)
     with _talking():
-        dist.all_reduce(counts)
+        _finish(dist.all_reduce(counts, async_op=True))
     return [count > 0 for count in counts.tolist()]
 
 
@@ -144,7 +277,7 @@ def average_gradients(parameters: Sequence[Tensor], share: float) -> None:
     gradients = [p.grad for p in parameters if p.grad is not None]
     packed = torch.cat([g.reshape(-1).float() for g in gradients]).mul_(share)
     with _talking():
-        dist.all_reduce(packed)
+        _finish(dist.all_reduce(packed, async_op=True))
     for gradient, part in zip(gradients, packed.split([g.numel() for g in gradients]), strict=True):
         gradient.copy_(part.view_as(gradient))
 
@@ -162,6 +295,6 @@ def sum_packed(tensors: Sequence[Tensor]) -> None:
         dtype = torch.promote_types(dtype, tensor.dtype)
     packed = torch.cat([t.reshape(-1).to(dtype) for t in tensors])
     with _talking():
-        dist.all_reduce(packed)
+        _finish(dist.all_reduce(packed, async_op=True))
     for tensor, part in zip(tensors, packed.split([t.numel() for t in tensors]), strict=True):
         tensor.copy_(part.view_as(tensor))

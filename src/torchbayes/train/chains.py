@@ -23,6 +23,7 @@ from torchbayes.train.stacked_chains import StackedChains, StackedPrior
 from torchbayes.train.traces import Tracer
 
 _LOG = logging.getLogger("torchbayes")
+_NOTHING = "every chain broke down, so there are no samples: use a smaller lr or average_step"
 
 __all__ = ["Collection", "SamplerMethod", "restart"]
 
@@ -301,24 +302,42 @@ class SamplerMethod(Method):
         if len(self.bank) > 0:
             return self.bank
         if self.finished:
-            raise ValueError(
-                "every chain broke down, so there are no samples: use a smaller lr or average_step"
-            )
+            raise ValueError(_NOTHING)
         present = Samples(self.model)
         present.append()
         return present
 
+    def pooled(self, states: list[dict[str, Any]]) -> Samples:
+        """Return the snapshots of all chains; on disk, in a folder that the first process writes."""
+        on_disk = self.sample_folder is not None
+        whole = None if not on_disk else self._folder("pooled")
+        if on_disk and (len(states) == 1 or distributed.rank() > 0):
+            return Samples(self.model, folder=whole)
+        pooled = Samples(self.model, folder=whole)
+        pooled.truncate(0)
+        for part, state in enumerate(states):
+            kept: Iterable[Weights] = state["samples"]
+            if on_disk:
+                bank = Samples(self.model, folder=self._folder(f"rank{part}"))
+                bank.restore(state["samples"])
+                bank.tidy()
+                kept = bank
+            for weights, chain in zip(kept, state["chains"], strict=True):
+                pooled.append(weights, chain=chain)
+        if len(pooled) == 0:
+            raise ValueError(_NOTHING)
+        return pooled
+
     def _pooled(self) -> Samples:
         """Return the snapshots of all processes; on disk, in a folder that the first process writes."""
+        distributed.barrier()  # one process may take longer
         on_disk = self.bank.folder is not None
         pooled = Samples(self.model, folder=self._folder("pooled") if self.plan.rank == 0 else None)
         pooled.truncate(0)
         counts = distributed.gather(torch.tensor(float(len(self.bank))))
         chains = self.bank.chains
         if not sum(map(float, counts)):
-            raise ValueError(
-                "every chain broke down, so there are no samples: use a smaller lr or average_step"
-            )
+            raise ValueError(_NOTHING)
         for rank, count in enumerate(counts):
             for index in range(int(count)):
                 mine = rank == self.plan.rank

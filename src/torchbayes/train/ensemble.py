@@ -110,6 +110,7 @@ class EnsembleMethod(Method):
         return result
 
     def _pooled(self) -> Samples:
+        distributed.barrier()  # one process may have one member more
         result = Samples(self.model)
         for member in range(self.members):
             owner = member % self.plan.world_size
@@ -119,6 +120,13 @@ class EnsembleMethod(Method):
             )
             distributed.broadcast(list(weights.values()), owner)
             result.append(weights)
+        return result
+
+    def pooled(self, states: list[dict[str, Any]]) -> Samples:
+        """Return all members, in their order."""
+        result = Samples(self.model)
+        for member in range(self.members):
+            result.append(states[member % len(states)]["finished"][member // len(states)])
         return result
 
     def state_dict(self) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from torchbayes.core.parameters import (
 )
 from torchbayes.data.preprocessing import Preprocessing
 from torchbayes.likelihood import Likelihood
+from torchbayes.posterior import Point, snapshot
 from torchbayes.predict.predictive import predictive
 from torchbayes.train.data import (
     as_loader,
@@ -162,6 +163,7 @@ def fit(
         >>> bool((run.predict(x).prediction == y).float().mean() > 0.9)
         True
     """
+    given = {name: value for name, value in locals().items() if name != "options"}
     train_set, method = spelled(train_set, targets, method)
     method_class = find_method(method)
     check_options(method_class, options)
@@ -195,6 +197,12 @@ def fit(
                 start.redraw(made, new_model())
             start.apply(made)
         rank, world = distributed.rank(), distributed.world_size()
+        begun = world  # processes; each has chains or members of its own, if they do not share the batches
+        if method_class.one_per_rank and folder is not None and resume:
+            begun = RunFolder(folder).processes() or world
+        others = range(rank + world, begun, world)
+        if in_place and others:
+            given["model"] = copy.deepcopy(model)
         shard = (0, 1) if method_class.one_per_rank else (rank, world)
         loader = as_loader(
             train_set, batch_size, seed, transform, shard, train_size=train_size, weights=weights,
@@ -225,7 +233,7 @@ def fit(
             new_model=new_model,
             schedule=schedule,
             rank=rank,
-            world_size=world,
+            world_size=begun,
             output=output,
             start=start,
         )
@@ -245,6 +253,7 @@ def fit(
             "params": None if params is None else list(params),
             "options": {name: _plain(value) for name, value in options.items()},
             "defaults": defaults,
+            "processes": begun if method_class.one_per_rank and begun > 1 else None,
             **({} if start is None else start.settings()),
             **({} if config is None else config),
         }
@@ -257,6 +266,7 @@ def fit(
             accumulate=accumulate,
             checkpoint_seconds=checkpoint_seconds,
             resting=resting,
+            idle=rank >= begun,
             logger=logger,
         )
         with training.opened(folder, settings, resume, config):
@@ -270,9 +280,21 @@ def fit(
             if said is not None:
                 _LOG.info("%s %s", method, said)
                 shown.note(f"{method} {said}")
+            if world != begun and rank == 0:
+                _LOG.warning(
+                    "a run of %d processes, each with chains or members of its own, goes on with %d%s",
+                    begun, world, "" if world < begun else "; the others have nothing to do",
+                )  # fmt: skip
+            for other in others:
+                with distributed.standing_in(other, begun):
+                    fit(**(given | {"in_place": False, "progress": False} | options))
             training.run(shown)
+            if distributed.stands_in():
+                return Run(
+                    made, Point(snapshot(made)), training.history, noise, method, training.seconds
+                )
             run = Run(
-                made, training.method.posterior(), training.history, noise, method,
+                made, training.pooled(), training.history, noise, method,
                 training.seconds, output, settings, Preprocessing.of(loader.transform),
                 folder=None if folder is None else Path(folder),
             )  # fmt: skip

@@ -31,6 +31,7 @@ from torchbayes.core.batch import (
 from torchbayes.core.errors import PosteriorFileError
 from torchbayes.core.outputs import output_tensor
 from torchbayes.data.order import EpochLoader
+from torchbayes.posterior import Posterior
 from torchbayes.train.data import device_of
 from torchbayes.train.failures import (
     SkippedStep,
@@ -67,6 +68,7 @@ class Training:
     accumulate: int
     checkpoint_seconds: float
     resting: list[nn.Module] = field(default_factory=list)
+    idle: bool = False
     logger: Logger | None = None
     folder: RunFolder | None = None
     epoch: int = 0
@@ -107,6 +109,12 @@ class Training:
         own_files = self.method.one_per_rank or distributed.rank() == 0
         folder = RunFolder(path, distributed.rank() if self.method.one_per_rank else 0)
         with self._locked(folder):
+            if self.idle:
+                for _ in range(3):  # as below
+                    distributed.barrier()
+                self.folder = folder
+                yield
+                return
             if own_files:
                 folder.checkpoint.settle()
             distributed.barrier()
@@ -163,6 +171,8 @@ class Training:
 
     def run(self, progress: Progress) -> None:
         """Train to the end."""
+        if self.idle:
+            return
         method, steps = self.method, len(self.loader)
         epochs = method.epochs
         progress.start(method.name, epochs * steps, self.epoch * steps + self.batch)
@@ -205,8 +215,38 @@ class Training:
                 self.epoch, self.batch, self.sums = self.epoch + 1, 0, {}
                 if self._pause(stop)[0] or self.epoch == epochs:
                     self._save()
-            if method.noise.pool():
+            if self.alike and not distributed.stands_in() and method.noise.pool():
                 self._save()
+
+    @property
+    def alike(self) -> bool:
+        """Whether there are as many processes now as have begun the run."""
+        return self.method.plan.world_size == distributed.world_size()
+
+    def pooled(self) -> Posterior:
+        """Return the posterior of all that the processes which began the run have trained.
+
+        Where there are more of them now or fewer, what each of them, or the one that stood in for it, has
+        reached is read from its checkpoint.
+        """
+        if self.alike:
+            return self.method.posterior()
+        assert self.folder is not None
+        distributed.barrier()  # all are done
+        path, count = self.folder.path, self.method.plan.world_size
+        read = [RunFolder(path, part).checkpoint.read() for part in range(count)]
+        states = [{} if state is None else state for state in read]
+        ends = [values for state in states if state for values in state["noise"]["ends"]]
+        changed = self.method.noise.pool(ends)
+        posterior: Posterior | None = None
+        for turn in (True, False):  # what is on disk the first process writes
+            if (distributed.rank() == 0) is turn:
+                posterior = self.method.pooled([state.get("method", {}) for state in states])
+            distributed.barrier()
+        if changed and distributed.rank() == 0:
+            self._save()
+        assert posterior is not None
+        return posterior
 
     def _update(self, inputs: Any, targets: Tensor | None, weights: Tensor | None) -> None:
         """Take one step on one batch."""

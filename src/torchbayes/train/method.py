@@ -240,6 +240,15 @@ class Method(ABC):
     def posterior(self) -> Posterior:
         """Return what has been learned, as a posterior of `model`."""
 
+    def pooled(self, states: list[dict[str, Any]]) -> Posterior:
+        """Return what several processes have learned, for a method with `one_per_rank`.
+
+        Args:
+            states: Of each process that began the run, the state in which it has ended; {} if it had nothing
+                to do.
+        """
+        raise NotImplementedError
+
     def state_dict(self) -> dict[str, Any]:
         """Return all that a resumed run needs: tensors, numbers, strings, lists and dictionaries of them."""
         return {

@@ -64,9 +64,13 @@ class LearnedNoise:
         """Keep the values with which a network has ended."""
         self.ends.append(self._now())
 
-    def pool(self) -> bool:
-        """Give the likelihood one value for all networks, of all processes; return whether it was changed."""
-        ends = self._of_all_processes()
+    def pool(self, ends: list[dict[str, Tensor]] | None = None) -> bool:
+        """Give the likelihood one value for all networks; return whether it was changed.
+
+        Args:
+            ends: The values with which the networks have ended; those of all processes if None.
+        """
+        ends = self._of_all_processes() if ends is None else [self._placed(end) for end in ends]
         if not self.parameters or not ends:
             return False
         if len(ends) > 1:

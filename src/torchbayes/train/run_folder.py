@@ -54,7 +54,7 @@ __all__ = ["RunError", "RunFolder"]
 _LOG = logging.getLogger("torchbayes")
 
 # What a config.toml says about the run besides its settings; a resumed run takes over its defaults.
-_ABOUT = ("commit", "defaults", "torch", "torchbayes")
+_ABOUT = ("commit", "defaults", "processes", "torch", "torchbayes")
 
 
 def _without_none(value: Any) -> Any:
@@ -160,6 +160,19 @@ class RunFolder:
                     f"{self.path} holds a run with {key} = {was!r}, not {now!r}: "
                     "resume it with its own settings or choose another folder"
                 )
+
+    def processes(self) -> int | None:
+        """Return how many processes began the run, each with its own chains or members, or None."""
+        if not self.config_file.exists():
+            return None
+        known = self.read_config().get("processes")
+        if isinstance(known, int) and known > 0:
+            return known
+        # One, or an older version has not written it down.
+        count = 1
+        while (self.path / f"checkpoint-rank{count}.safetensors").exists():
+            count += 1
+        return count
 
     def note_version(self) -> None:
         """Say so if another version of torchbayes began the run: bit-equality holds within a version."""

@@ -50,9 +50,21 @@ def forkserver() -> ForkServerContext:
 
 
 def processes(
-    count: int, function: Callable[..., None], *arguments: Any, timeout: float = 240
+    count: int,
+    function: Callable[..., None],
+    *arguments: Any,
+    timeout: float = 240,
+    grace: float = 0.0,
 ) -> Ended:
-    """Call `function` in `count` processes of one group; like torchrun, end all when one has failed."""
+    """Call `function` in `count` processes of one group; like torchrun, end all when one has failed.
+
+    Args:
+        count: Number of processes.
+        function: What each of them calls.
+        *arguments: Its arguments.
+        timeout: Seconds after which they have failed.
+        grace: Seconds that the others have to end by themselves when one has failed.
+    """
     # The processes meet at a store of this process, as at the one of torchrun's agent. A free port that the
     # first of them were to open later could be gone by then: other tests run at the same time.
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -71,12 +83,14 @@ def processes(
         ]
         for process in started:
             process.start()
-        deadline = time.monotonic() + timeout
+        latest = deadline = time.monotonic() + timeout
         try:
             while any(process.is_alive() for process in started):
-                assert time.monotonic() < deadline, f"not done in {timeout} s"
+                assert time.monotonic() < latest, f"not done in {timeout} s"
                 if any(process.exitcode for process in started):
-                    break
+                    deadline = min(deadline, time.monotonic() + grace)
+                    if time.monotonic() >= deadline:
+                        break
                 time.sleep(0.01)
         finally:
             for process in started:

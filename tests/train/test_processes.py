@@ -122,7 +122,7 @@ def _wake(seconds: float) -> None:
 
 
 def faulty(how: str, folder: Path, method: str = "vogn", seconds: float = 0) -> Ended:
-    return processes(2, fail, folder, method, how, seconds, timeout=60)
+    return processes(2, fail, folder, method, how, seconds, timeout=60, grace=20)
 
 
 @pytest.mark.parametrize(

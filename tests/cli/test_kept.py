@@ -191,3 +191,14 @@ def test_older_folders_are_still_read(run, digits: Path, image: Path, tmp_path: 
     words = ["--data", "digits", "--method", "mle", *SMALL, "--set", "lr=0.02", "--out", folder]
     code, _, err = run("train", *words, "--resume")
     assert code == 0, err
+
+
+def test_remedies_are_spelled_as_they_are_typed(run, tmp_path: Path) -> None:
+    rows = [("name", "y"), *((f"person {i}", i % 7) for i in range(60))]
+    with (tmp_path / "t.csv").open("w", newline="") as file:
+        csv.writer(file).writerows(rows)
+    code, _, err = run("train", "--data", f"table:{tmp_path / 't.csv'}", "--out", tmp_path / "r")
+    assert code == 2
+    assert "leave it out with --drop 'name'" in err
+    with pytest.raises(tb.data.DataError, match=r"leave it out with drop=\['name'\]"):
+        tb.load_data(f"table:{tmp_path / 't.csv'}")

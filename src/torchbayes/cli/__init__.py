@@ -6,6 +6,7 @@ Ctrl-C with the resume hint and exit code 130. A traceback means a bug in torchb
 
 from __future__ import annotations
 
+import re
 import sys
 
 import typer
@@ -101,7 +102,8 @@ def main() -> None:
 
 def _as_typed(message: str) -> str:
     """Return a message of the library with the command line's spelling of its remedies."""
-    return message.replace("with resume=True", "with --resume").replace("resume=True", "--resume")
+    message = message.replace("resume=True", "--resume").replace(" data_dir=", " --data-dir ")
+    return re.sub(r" drop=\[(.+?)\]", r" --drop \1", message)
 
 
 def _out_of_memory(error: Exception) -> bool:

@@ -314,7 +314,7 @@ def _number_column(table: TextTable, name: str, values: Floats) -> NumberColumn 
     if not math.isfinite(std):
         raise DataError(
             f"{table.path} has numbers in column {shown(name)} that are too large to standardise: rescale it "
-            f"or leave it out with --drop {shown(name)}"
+            f"or leave it out with drop=[{shown(name)}]"
         )
     same = bool((filled == filled[0]).all())
     return NumberColumn(name, median, mean, 0.0 if same else std, bool(missing.any()))
@@ -323,7 +323,7 @@ def _number_column(table: TextTable, name: str, values: Floats) -> NumberColumn 
 def _category_column(
     table: TextTable, name: str, known: Sequence[str], chosen: Sequence[str]
 ) -> CategoryColumn | None:
-    check_levels(table, name, known, f"leave it out with --drop {shown(name)}", _MOST_LEVELS)
+    check_levels(table, name, known, f"leave it out with drop=[{shown(name)}]", _MOST_LEVELS)
     seen = [field for field in chosen if not is_missing(field)]
     if not seen:
         return None

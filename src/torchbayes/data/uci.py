@@ -120,5 +120,5 @@ def _help(name: str) -> str:
         what = f"{', '.join(_FILES)}, index_train_K.txt and index_test_K.txt of {GAL}"
     return (
         f"data set {name!r} is not on this machine and has no download: put {what} into "
-        f"DIR/{source.folders[0]} and set --data-dir or {ENVIRONMENT} to DIR"
+        f"DIR/{source.folders[0]} and pass data_dir=DIR or set {ENVIRONMENT} to DIR"
     )

@@ -278,6 +278,16 @@ def test_a_temperature_that_makes_it_worse_is_said_and_not_used() -> None:
     assert "makes the NLL on the held-out part worse" in found.warning
 
 
+def test_intervals_that_became_worse_are_said() -> None:
+    """Fitted to targets without noise, scored on those that the prediction says."""
+    p = tb.GaussianNoise(1.0).predictive(torch.zeros(1, 400, 1))
+    y = torch.linspace(0.5 / 400, 1 - 0.5 / 400, 400).mul(2).sub(1).erfinv().mul(2**0.5)
+    assert tb.posthoc.calibrate(p, y, p, y).warning is None
+    found = tb.posthoc.calibrate(p, 0.01 * y, p, y)
+    assert "the corrected intervals for 80% contain" in found.warning
+    assert "the posterior's own 80" in found.warning
+
+
 def test_folders_are_refused_in_a_sentence(tmp_path: Path) -> None:
     x, y = blobs()
     run = tb.fit(small_net, (x, y), "map", folder=tmp_path / "run", **FAST)

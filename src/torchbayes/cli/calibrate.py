@@ -43,15 +43,15 @@ def calibrate(
         samples=samples,
     )
     result = dict(found.figures)
+    if found.warning is not None and as_json:
+        typer.echo(visible(f"worse: {found.warning}"), err=True)
     if "intervals" in result:
-        _answer_intervals(result, as_json)
+        _answer_intervals(result, as_json, found.warning)
         return
     scale = result["temperature"]
     said = "`torchbayes predict` uses all of this from now on (--raw: none of it)"
     if found.warning is not None:
         said = f"worse: {found.warning}; sets and abstention are used"
-        if as_json:
-            typer.echo(visible(said), err=True)
     answer(
         result,
         as_json,
@@ -95,7 +95,7 @@ _SCORES = {
 }
 
 
-def _answer_intervals(result: dict[str, Any], as_json: bool) -> None:
+def _answer_intervals(result: dict[str, Any], as_json: bool, warning: str | None) -> None:
     answer(
         result,
         as_json,
@@ -109,6 +109,7 @@ def _answer_intervals(result: dict[str, Any], as_json: bool) -> None:
                 for row in result["intervals"]
             ),
         ),
+        *([] if warning is None else [f"worse: {warning}"]),
         "`torchbayes predict` uses the quantile intervals from now on (--raw: the posterior's own)",
     )  # fmt: skip
 

@@ -143,13 +143,27 @@ class Calibration:
     def warning(self) -> str | None:
         """What the calibration made worse, in a sentence, or None."""
         scale = self.figures.get("temperature")
-        if scale is None or scale.get("used", True):
+        if scale is None:
+            return self._worse_intervals()
+        if scale.get("used", True):
             return None
         before, after = scale["before"]["nll"], scale["after"]["nll"]
         return (
             f"the temperature {scale['value']:.3g} makes the NLL on the held-out part worse ({before:.4f} "
             f"before, {after:.4f} after), so that predictions keep their probabilities as they are"
         )
+
+    def _worse_intervals(self) -> str | None:
+        rows = {(row["score"], row["target"]): row["coverage"] for row in self.figures["intervals"]}
+        for target in self.intervals:
+            own, corrected = rows[None, target], rows["quantile", target]
+            chance = 2 * math.sqrt(target * (1 - target) / self.figures["scored"])
+            if abs(corrected - target) > abs(own - target) + chance:
+                return (
+                    f"the corrected intervals for {target:.0%} contain {corrected:.1%} of the held-out part, "
+                    f"the posterior's own {own:.1%}: the two halves may differ; the corrected ones are used"
+                )
+        return None
 
     def __repr__(self) -> str:
         parts = []

@@ -315,6 +315,22 @@ def test_a_mean_field_pays_for_its_kl() -> None:
     assert made.predict(module, loader())[0].probs.shape == (BATCH, 2)
 
 
+def test_hwa_averages_a_mean_field() -> None:
+    net = tb.MeanField(network())
+    callback = PosteriorCallback(tb.HWA(net), burn_in=0.5)
+    module = BayesianModule(net, torch.optim.Adam, lr=0.01)
+    made = trainer(callback)
+    made.fit(module, loader())
+    assert module.posterior.std().keys() == net.posterior().std().keys()
+    assert made.predict(module, loader(shuffle=False))[0].probs.shape == (BATCH, 2)
+
+
+@pytest.mark.filterwarnings("default")
+def test_clipping_a_sampler_warns() -> None:
+    with pytest.warns(UserWarning, match="belong to another distribution"):
+        trainer(PosteriorCallback(), gradient_clip_val=1.0).fit(Mine(sgld), loader())
+
+
 class Endless(IterableDataset[Any]):
     def __iter__(self) -> Any:
         return iter(DATA)

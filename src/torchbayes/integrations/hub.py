@@ -96,8 +96,8 @@ def _evaluated(run: Run) -> dict[str, float]:
     if file is None or not file.exists():
         return {}
     content = read_json(file, "evaluate the run again")
-    made = content.pop("made_with", {})
-    if made.get("run") != RunFolder(file.parent).identity():
+    made = content.pop("made_with", None) if isinstance(content, dict) else None
+    if not isinstance(made, dict) or made.get("run") != RunFolder(file.parent).identity():
         return {}
     return {key: value for key, value in content.items() if key in _SCORES}
 

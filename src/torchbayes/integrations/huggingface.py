@@ -191,13 +191,12 @@ class BayesianTrainerMixin:
             )
         return len(self.train_dataset)
 
-    def train(
-        self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any
-    ) -> Any:
+    def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Train, and tell the callback where to resume from."""
         callback = self._callback()
-        if callback is not None and isinstance(resume_from_checkpoint, (str, Path)):
-            callback.resume_from = resume_from_checkpoint
+        if callback is not None and resume_from_checkpoint:
+            named = isinstance(resume_from_checkpoint, (str, Path))
+            callback.resume_from = resume_from_checkpoint if named else None
         return super().train(resume_from_checkpoint, *args, **kwargs)  # type: ignore[misc]
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:

@@ -7,6 +7,7 @@ relatives draw around. Only the pieces of `accumulate_grad_batches` are computed
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,6 +22,7 @@ from torchbayes.integrations.collector import Collector
 from torchbayes.integrations.optimizers import made_optimizer, only_optimizer
 from torchbayes.likelihood import Categorical, Likelihood
 from torchbayes.optim.natural_gradient import WeightOptimizer
+from torchbayes.optim.sampler import Sampler
 from torchbayes.posterior import Posterior, Wrapper
 from torchbayes.predict.predictive import predictive
 from torchbayes.predict.results import Predictive
@@ -99,6 +101,12 @@ class PosteriorCallback(lightning.Callback):
         source = only_optimizer(trainer.optimizers) if self.source is None else self.source
         updates = trainer.estimated_stepping_batches
         self._collector = Collector(source, updates=updates, **self.options)
+        if isinstance(self._collector.source, Sampler) and trainer.gradient_clip_val:
+            warnings.warn(
+                f"gradient_clip_val is {trainer.gradient_clip_val}, but clipped gradients belong to another "
+                "distribution than the posterior: leave it out for a sampler",
+                stacklevel=2,
+            )
         self._step = trainer.global_step
         if self._restored is not None:
             self._collector.load_state_dict(self._restored["collector"])
@@ -321,4 +329,5 @@ class BayesianModule(lightning.LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore the optimiser of the likelihood."""
-        self._noise.load_state_dict(checkpoint["torchbayes_noise"])
+        if "torchbayes_noise" in checkpoint:  # not in the checkpoint of another module
+            self._noise.load_state_dict(checkpoint["torchbayes_noise"])

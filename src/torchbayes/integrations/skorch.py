@@ -66,7 +66,6 @@ class BayesianNetMixin:
     optimizer_: Any
     initialized_: bool
     max_epochs: int
-    device: Any
     get_params_for: Callable[[str], dict[str, Any]]
     get_dataset: Callable[..., Any]
     get_iterator: Callable[..., Any]
@@ -171,9 +170,10 @@ class BayesianNetMixin:
     def predictive(self, X: Any) -> Predictive:
         """Return the prediction with its uncertainty decomposed, in tensors, always of the same draws."""
         batches = self.get_iterator(self.get_dataset(X), training=False)
+        place = next((p.device for p in self.module_.parameters()), torch.device("cpu"))
         return predictive(
             self.module_, self.posterior_, batches, self.samples, likelihood=self._likelihood(),
-            generator=torch.Generator(self.device).manual_seed(0),
+            generator=torch.Generator(place).manual_seed(0),
         )  # fmt: skip
 
     def predict_proba(self, X: Any) -> _Array:

@@ -429,7 +429,8 @@ class WeightOptimizer(ModelOptimizer):
         if not (self._pending or shared) and bank.empty:  # a process may have no examples
             raise RuntimeError(
                 "step() has no gradients of a draw: call step(closure), or run the backward pass inside "
-                "`with optimizer.sampled():` first"
+                "`with optimizer.sampled():` first; for the trainers of other libraries see "
+                "torchbayes.integrations"
             )
         if found_inf is not None and scale is None and self._scaler_seen is None:
             self._unscaled_outside()

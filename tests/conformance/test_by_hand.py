@@ -44,9 +44,12 @@ N = len(INPUTS)
 STEPS = -(-N // BATCH)
 
 
-def batches(first: int = 0, last: int = EPOCHS) -> Iterator[tuple[Tensor, Tensor]]:
+def batches(
+    first: int = 0, last: int = EPOCHS, *, independent: bool = False
+) -> Iterator[tuple[Tensor, Tensor]]:
     """The batches of some epochs, in the order in which `fit` goes through them."""
     loader = BatchLoader(INPUTS, TARGETS, BATCH, shuffle=True, seed=SEED)
+    loader.independent = independent
     for epoch in range(first, last):
         yield from loader.batches(epoch)  # type: ignore[misc]
 
@@ -61,7 +64,9 @@ def start() -> tuple[nn.Module, torch.Generator]:
 
 def made(cls: Callable[..., Any], first: Any, generator: torch.Generator) -> Any:
     """An object of a class with its own defaults; only facts are given, where it asks for them."""
-    facts = {"train_size": N, "generator": generator}
+    facts = {
+        "train_size": N, "generator": generator, "steps": EPOCHS * STEPS, "batch_size": BATCH,
+    }  # fmt: skip
     known = inspect.signature(cls).parameters
     return cls(first, **{name: fact for name, fact in facts.items() if name in known})
 
@@ -87,8 +92,8 @@ def by_optimizer(method: type[Method]) -> tb.Posterior:
 def by_sampler(method: type[Method]) -> tb.Posterior:
     model, generator = start()
     sampler, samples = made(method.algorithm, model, generator), tb.Samples(model)
-    keep = Collection().updates(EPOCHS * STEPS)
-    for update, (x, y) in enumerate(batches(), 1):
+    keep = Collection(sampler.warmup / (EPOCHS * STEPS)).updates(EPOCHS * STEPS)
+    for update, (x, y) in enumerate(batches(independent=True), 1):
         step(sampler, lambda x=x, y=y: F.cross_entropy(model(x), y))
         if update in keep:
             samples.append()

@@ -28,7 +28,7 @@ N = 40
 SAMPLERS: dict[str, Callable[..., Sampler]] = {
     "sgld": lambda model, **k: SGLD(model, **{"lr": 1e-3, "train_size": N, **k}),
     "psgld": lambda model, **k: PSGLD(model, **{"lr": 1e-4, "train_size": N, **k}),
-    "sghmc": lambda model, **k: SGHMC(model, **{"train_size": N, **k}),
+    "sghmc": lambda model, **k: SGHMC(model, **{"lr": 0.01, "train_size": N, **k}),
     "sgnht": lambda model, **k: SGNHT(model, **{"lr": 0.05, "train_size": N, **k}),
     "sgnht, one thermostat": lambda model, **k: SGNHT(
         model, **{"lr": 0.05, "train_size": N, "per_parameter": False, **k}

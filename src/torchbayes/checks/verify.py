@@ -20,7 +20,7 @@ __all__ = ["Verification", "verify"]
 
 _WEIGHTS, _OUTPUTS = 4, 48
 _DRAWS = 400
-_UPDATES = 4000
+_UPDATES, _EPOCHS = 4000, 10
 # A training-set size that is wrong by a factor of 1.4 changes a standard deviation by 18 %.
 _STD_TOLERANCE, _MEAN_TOLERANCE = 1.18, 0.5
 
@@ -69,7 +69,7 @@ def verify(
             independent weights.
         train_size: Number of your training examples (rounded up to an even number).
         batch_size: Examples per update.
-        epochs: Passes through the training set; by default enough for 4,000 updates.
+        epochs: Passes through the training set; by default 10, and enough for 4,000 updates.
         told_size: Training-set size to give the method instead, to see the effect of a wrong one.
         seed: Random seed.
         **options: Options of the method, as for `fit`.
@@ -105,7 +105,7 @@ def verify(
         problem.inputs, problem.targets, min(batch_size, size), shuffle=True, seed=seed
     )
     if epochs is None:
-        epochs = math.ceil(_UPDATES / len(loader))
+        epochs = max(_EPOCHS, math.ceil(_UPDATES / len(loader)))
     run = fit(
         problem.model, loader, method, epochs=epochs, likelihood=problem.likelihood(), seed=seed,
         train_size=told_size, progress=False, **options,

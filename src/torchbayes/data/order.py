@@ -64,11 +64,14 @@ class EpochLoader(ABC):
         world_size: Number of processes that share each batch.
 
     Attributes:
+        independent: Whether every batch is drawn from all the data, independently of the others, instead of
+            going through a random order once per epoch.
         doubt: Why a resumed run may see other batches than one that was never stopped; None if it cannot.
     """
 
     doubt: str | None = None
     splits = True
+    independent = False
 
     def __init__(
         self, num_examples: int, batch_size: int, shuffle: bool, seed: int,
@@ -157,6 +160,9 @@ class EpochLoader(ABC):
 
     def _plan(self, epoch: int, start: int) -> Iterator[tuple[int, Tensor]]:
         """Yield the number of each batch and the indices of this rank's share."""
+        if self.shuffle and self.independent and self.batch_size < self.num_examples:
+            yield from self._independent(epoch, start)
+            return
         if self.shuffle:
             generator = torch.Generator().manual_seed(mixed_seed(ORDER, self.seed, epoch))
             order = torch.randperm(self.num_examples, generator=generator)
@@ -167,6 +173,18 @@ class EpochLoader(ABC):
             count = min(self.batch_size, self.num_examples - first)
             low, high = share(count, self.rank, self.world_size)
             yield batch, order[first + low : first + high]
+
+    def _independent(self, epoch: int, start: int) -> Iterator[tuple[int, Tensor]]:
+        """Yield a plan of independent batches, all of them of full size."""
+        generator, size = torch.Generator(), self.batch_size
+        low, high = share(size, self.rank, self.world_size)
+        for batch in range(start, len(self)):
+            generator.manual_seed(mixed_seed(ORDER, self.seed, epoch, batch))
+            if size < 0.05 * self.num_examples:  # so few that hardly one occurs twice
+                index = torch.randint(self.num_examples, (size,), generator=generator)
+            else:
+                index = torch.randperm(self.num_examples, generator=generator)[:size]
+            yield batch, index[low:high]
 
     def _augment_seed(self, epoch: int, batch: int) -> int:
         return mixed_seed(AUGMENT, self.seed, epoch, batch, self.rank)

@@ -18,6 +18,7 @@ the samples are exact only in the limit of a slow average, α → 1.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -27,6 +28,8 @@ from torchbayes.core.declaration import register
 from torchbayes.core.parameters import Params
 from torchbayes.optim.base import check_number, check_train_size
 from torchbayes.optim.sampler import Sampler
+from torchbayes.optim.survey import Measured
+from torchbayes.optim.warmup import PlannedRun, langevin_step
 from torchbayes.prior import Prior
 
 __all__ = ["PSGLD", "psgld_update"]
@@ -58,9 +61,15 @@ class PSGLD(Sampler):
 
     One step is a step of RMSprop with learning rate `lr · train_size / 2`, plus noise.
 
+    With no step given, the sampler tunes itself: it descends with Adam, measures the scale of every weight
+    and the gradient's noise, and then runs its paper's algorithm, unchanged, in coordinates scaled by them.
+    `warmup` is the number of updates before the first sample. With `lr` given, it is the
+    paper's from the first update on.
+
     Args:
         model: The network. Batch norm in it logs a warning (logger `torchbayes`).
-        lr: Step size ε; 0.006/`train_size` if None.
+        lr: Step size ε; if None, the sampler tunes itself, and `lr` is then a step of 0.006/`train_size` in
+            coordinates that make it a right one.
         train_size: Number N of training examples.
         prior: Prior of the weights: the precision δ of N(0, 1/δ), or a `Prior`.
         temperature: Divisor T of the log-likelihood; the prior is not tempered, as in VOGN.
@@ -68,6 +77,11 @@ class PSGLD(Sampler):
         damping: Constant λ added to √V: the largest preconditioner is 1/λ.
         params: What to train: names or patterns of weights (`"head.*"`), modules, parameters or parameter
             groups; all trainable weights if None.
+        steps: Number of updates of the whole run, for a sampler that tunes itself; 2,000 if None.
+        batch_size: Examples per batch, for the same; 100 if None.
+        burn_in: Share of `steps` before the first sample. A sampler that tunes itself spends it on doing so;
+            if None, it takes 1,200 updates, but no less than 30 % and no more than 60 % of them, to descend,
+            and 20 % to come to rest.
         generator: Source of the noise; its state is saved with the sampler's.
 
     Example:
@@ -87,6 +101,7 @@ class PSGLD(Sampler):
         self, model: nn.Module, lr: float | None = None, *, train_size: int,
         prior: Prior | float = 1.0, temperature: float = 1.0, decay: float = 0.99,
         damping: float = 1e-5, params: Params | None = None,
+        steps: int | None = None, batch_size: int | None = None, burn_in: float | None = None,
         generator: torch.Generator | None = None,
     ) -> None:  # fmt: skip
         check_number("damping", damping, above=True)
@@ -98,7 +113,18 @@ class PSGLD(Sampler):
             model, 0.006 / check_train_size(train_size) if lr is None else lr,
             train_size=train_size, prior=prior, temperature=temperature, params=params,
             generator=generator, settings={"decay": decay, "damping": damping},
+            run=PlannedRun(steps, batch_size, burn_in) if lr is None else None,
         )  # fmt: skip
+
+    def settle(self, group: dict[str, Any], params: Sequence[Tensor], found: Measured) -> float:
+        """Choose ε; in coordinates of curvature 1, √V is √(1 + ν)/N."""
+        epsilon, group["boost"] = langevin_step(found)
+        root = math.sqrt(1 + found.noise) / int(group["train_size"])
+        # With the scale r, V has the factor r⁠²: the step in θ is ε r²/(r √V).
+        factor = epsilon * root / float(self.defaults["lr"])
+        for p in params:
+            self.state[p]["square"].fill_((factor * root) ** 2)
+        return factor
 
     def scalars(self, group: dict[str, Any], step: int) -> dict[str, Any]:
         """Return ε, α, λ, N and t of Algorithm 1."""

@@ -21,9 +21,12 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from torchbayes.core import distributed
+from torchbayes.core.noise import normal_
 from torchbayes.core.parameters import Params
 from torchbayes.core.workspace import first_nonfinite
-from torchbayes.optim.base import ModelOptimizer, check_number
+from torchbayes.optim.base import ModelOptimizer, check_number, check_train_size
+from torchbayes.optim.survey import Measured, curvature_of
+from torchbayes.optim.warmup import PlannedRun
 from torchbayes.prior import GaussianPrior, Prior, as_prior
 
 __all__ = ["Sampler"]
@@ -49,6 +52,7 @@ class Sampler(ModelOptimizer):
         generator: Source of the noise; a new one, seeded from torch's, if None. Its state is saved with the
             sampler's.
         settings: Options of the subclass; a parameter group may override them.
+        run: The run that the sampler tunes itself for; if None, its steps are as they are given.
     """
 
     takes_sparse_gradients = True
@@ -58,10 +62,13 @@ class Sampler(ModelOptimizer):
     def __init__(
         self, model: nn.Module, lr: float, *, train_size: int, prior: Prior | float,
         temperature: float, params: Params | None, generator: torch.Generator | None,
-        settings: dict[str, Any],
+        settings: dict[str, Any], run: PlannedRun | None = None,
     ) -> None:  # fmt: skip
         check_number("lr", lr, above=True)
         check_number("temperature", temperature, above=True)
+        self._warm = None if run is None else run.warm_up(check_train_size(train_size))
+        if self._warm is not None:
+            settings = {**settings, "boost": 1.0}
         self.prior = as_prior(prior)
         defaults = {"lr": lr, "train_size": train_size, "temperature": temperature}
         super().__init__(model, params, defaults | settings, generator=generator)
@@ -90,6 +97,11 @@ class Sampler(ModelOptimizer):
     @abstractmethod
     def scalars(self, group: dict[str, Any], step: int) -> dict[str, Any]:
         """Return the update's own scalars for a group's settings and the number of this step, from 1."""
+
+    @property
+    def warmup(self) -> int:
+        """The updates in which the sampler tunes itself, before the first sample; 0 if it does not."""
+        return 0 if self._warm is None else self._warm.updates
 
     @property
     def shares_state(self) -> bool:
@@ -191,7 +203,7 @@ class Sampler(ModelOptimizer):
                 alike.setdefault((p.device, p.dtype, self.state[p]["step"]), []).append(p)
             for some in alike.values():
                 self._update(group, some)
-            if params:
+            if params and (self._warm is None or self.state[params[0]]["step"] > self._warm.held):
                 self.end_group(group, params)
         return loss
 
@@ -201,16 +213,78 @@ class Sampler(ModelOptimizer):
         states = [[self.state[p][name] for p in params] for name in self.buffers]
         gradients = [_gradient(p) for p in params]
         delta = self.prior.scalar if isinstance(self.prior, GaussianPrior) else None
+        precisions = [1.0 if delta is None else delta] * len(params)
         if delta is None:
             named = {self._names[id(p)]: p.detach() for p in params}
-            log_prior = self.prior.grad(named)
-            with_prior = torch._foreach_mul([log_prior[name] for name in named], -1 / n)
+            log_prior = list(self.prior.grad(named).values())
+            if step <= self.warmup:
+                precisions = [curvature_of(*pair) for pair in zip(params, log_prior, strict=True)]
+            with_prior = torch._foreach_mul(log_prior, -1 / n)
             torch._foreach_add_(with_prior, gradients)
             gradients, delta = list(with_prior), 0.0
+        warm = self._warm
+        if warm is None:
+            self._workspace.apply(
+                self.update, [params, *states], [gradients], self.generator,
+                **self.scalars(group, step), n=n, delta=delta,
+            )  # fmt: skip
+            return
+        weights = [p.detach() for p in params]
+        if step <= warm.tuned:
+            found = warm.advance(
+                weights, [self.state[p] for p in params], gradients, step=step, n=n, decay=delta,
+                precisions=precisions, factor=group["lr"] / self.defaults["lr"],
+                generator=self.generator,
+            )  # fmt: skip
+            if found is not None:
+                self._start(group, params, found)
+            return
+        # In the coordinates φ = θ/s the gradient is s ∇U, and a step of φ moves θ by s times as much.
+        scales = [self.state[p]["scale"] for p in params]
+        pulled = torch._foreach_add(gradients, weights, alpha=delta / n)
+        torch._foreach_mul_(pulled, scales)
+        moves = [torch.zeros_like(p) for p in weights]
+        boost = warm.boost(step, group["boost"])
+        now = group if boost == 1 else {**group, "lr": group["lr"] * boost}
         self._workspace.apply(
-            self.update, [params, *states], [gradients], self.generator,
-            **self.scalars(group, step), n=n, delta=delta,
+            self.update, [moves, *states], [pulled], self.generator, **self.scalars(now, step), n=n,
+            delta=0.0,
         )  # fmt: skip
+        torch._foreach_addcmul_(weights, scales, moves)
+        if step <= warm.held:
+            self.hold(group, params, boost)
+
+    def _start(self, group: dict[str, Any], params: Sequence[Tensor], found: Measured) -> None:
+        """Begin to sample from the present weights, with momenta of the right temperature."""
+        warm = self._warm
+        assert warm is not None
+        factor = self.settle(group, params, found)
+        for p in params:
+            self.state[p]["scale"].mul_(factor)
+            if "momentum" in self.buffers:
+                normal_(self.state[p]["momentum"], self.generator).mul_(math.sqrt(group["mass"]))
+        self.hold(group, params, group["boost"])
+        _LOG.info(
+            "%s has tuned itself in %d updates: noise of the gradient %.3g, largest curvature %.3g of the "
+            "mean; samples from update %d on",
+            type(self).__name__, warm.tuned, found.noise, found.top, warm.updates,
+        )  # fmt: skip
+
+    def settle(self, group: dict[str, Any], params: Sequence[Tensor], found: Measured) -> float:
+        """Choose a group's settings after the warm-up, and return a factor of the weights' scales.
+
+        A subclass that tunes itself defines it. In coordinates that are scaled by `scale` alone the mean
+        curvature is 1.
+
+        Args:
+            group: The group, whose settings are changed.
+            params: Weights of the group, whose states may be changed.
+            found: What has been measured, and the length of the run.
+        """
+        raise NotImplementedError
+
+    def hold(self, group: dict[str, Any], params: Sequence[Tensor], boost: float) -> None:
+        """Hold what must not adapt at first, while steps are `boost` times as long as later."""
 
 
 def _gradient(p: Tensor) -> Tensor:

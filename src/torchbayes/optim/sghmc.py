@@ -19,6 +19,7 @@ and, as in the paper's experiments, it is not resampled periodically.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -29,6 +30,8 @@ from torchbayes.core.parameters import Params
 from torchbayes.optim.base import check_number
 from torchbayes.optim.momentum import friction_of, mass_of
 from torchbayes.optim.sampler import Sampler
+from torchbayes.optim.survey import Measured
+from torchbayes.optim.warmup import PlannedRun, momentum_step
 from torchbayes.prior import Prior
 
 __all__ = ["SGHMC", "sghmc_update"]
@@ -59,9 +62,14 @@ class SGHMC(Sampler):
     gradient's own noise widens the spread unless its variance is known and given; `SGNHT` and `ATMC`
     estimate it.
 
+    With no step given, the sampler tunes itself: it descends with Adam, measures the scale of every weight
+    and the gradient's noise, and then runs its paper's algorithm, unchanged, in coordinates scaled by them.
+    `warmup` is the number of updates before the first sample. With a step, mass or friction given, it is the
+    paper's from the first update on.
+
     Args:
         model: The network. Batch norm in it logs a warning (logger `torchbayes`).
-        lr: Time step h. With `average_step` given, it matters only under a schedule.
+        lr: Time step h; 0.01 if None. With `average_step` given, it matters only under a schedule.
         train_size: Number of training examples.
         prior: Prior of the weights: the precision δ of N(0, 1/δ), or a `Prior`.
         temperature: Divisor T of the log-likelihood; the prior is not tempered, as in VOGN.
@@ -74,6 +82,11 @@ class SGHMC(Sampler):
             reduced by it.
         params: What to train: names or patterns of weights (`"head.*"`), modules, parameters or parameter
             groups; all trainable weights if None.
+        steps: Number of updates of the whole run, for a sampler that tunes itself; 2,000 if None.
+        batch_size: Examples per batch, for the same; 100 if None.
+        burn_in: Share of `steps` before the first sample. A sampler that tunes itself spends it on doing so;
+            if None, it takes 1,200 updates, but no less than 30 % and no more than 60 % of them, to descend,
+            and 20 % to come to rest.
         generator: Source of the noise; its state is saved with the sampler's.
 
     Example:
@@ -90,11 +103,16 @@ class SGHMC(Sampler):
     update = staticmethod(sghmc_update)
 
     def __init__(
-        self, model: nn.Module, lr: float = 1e-2, *, train_size: int, prior: Prior | float = 1.0,
+        self, model: nn.Module, lr: float | None = None, *, train_size: int, prior: Prior | float = 1.0,
         temperature: float = 1.0, average_step: float | None = None, momentum: float | None = None,
         mass: float | None = None, friction: float | None = None, gradient_variance: float = 0.0,
-        params: Params | None = None, generator: torch.Generator | None = None,
+        params: Params | None = None,
+        steps: int | None = None, batch_size: int | None = None,
+        burn_in: float | None = None, generator: torch.Generator | None = None,
     ) -> None:  # fmt: skip
+        given = (lr, average_step, momentum, mass, friction)
+        run = PlannedRun(steps, batch_size, burn_in) if all(o is None for o in given) else None
+        lr = 1e-2 if lr is None else lr
         check_number("lr", lr, above=True)
         check_number("gradient_variance", gradient_variance)
         settings = {
@@ -105,7 +123,7 @@ class SGHMC(Sampler):
         self.check({"lr": lr, **settings})
         super().__init__(
             model, lr, train_size=train_size, prior=prior, temperature=temperature, params=params,
-            generator=generator, settings=settings,
+            generator=generator, settings=settings, run=run,
         )  # fmt: skip
 
     def check(self, group: dict[str, Any]) -> None:
@@ -122,6 +140,16 @@ class SGHMC(Sampler):
                 f"gradient_variance is {group['gradient_variance']:g}, more noise than the friction "
                 f"{group['friction']:g} can remove at lr {group['lr']:g}: use a smaller lr or more friction"
             )
+
+    def settle(self, group: dict[str, Any], params: Sequence[Tensor], found: Measured) -> float:
+        """Choose step and friction."""
+        h, m = float(self.defaults["lr"]), float(group["mass"])
+        s, f, group["boost"] = momentum_step(found)
+        ratio = s * math.sqrt(m) / h
+        group["friction"] = f / h
+        group["gradient_variance"] = ratio**2 * found.noise
+        group["boost"] = min(group["boost"], max(1.0, 0.7 / f))  # f is a share of the momentum
+        return ratio
 
     def scalars(self, group: dict[str, Any], step: int) -> dict[str, Any]:
         """Return h, m, D and V̂ of Eq. (13)."""

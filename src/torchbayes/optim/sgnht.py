@@ -31,7 +31,12 @@ from torchbayes.core.parameters import Params
 from torchbayes.optim.base import check_number
 from torchbayes.optim.momentum import friction_of, mass_of, speed_limit_of
 from torchbayes.optim.sampler import Sampler
+from torchbayes.optim.survey import Measured
+from torchbayes.optim.warmup import PlannedRun, momentum_step
 from torchbayes.prior import Prior
+
+# The time step of a sampler that tunes itself: thermostats react within some hundred updates.
+_LR = 0.03
 
 __all__ = ["SGNHT", "sgnht_update"]
 
@@ -69,9 +74,15 @@ class SGNHT(Sampler):
     gradient noise of any constant size without knowing it. The thermostats react within about
     0.1 / lr² updates (with `momentum` 0.9). Friction can become negative; `ATMC` avoids that.
 
+    With no step given, the sampler tunes itself: it descends with Adam, measures the scale of every weight
+    and the gradient's noise, and then runs its paper's algorithm, unchanged, in coordinates scaled by them.
+    `warmup` is the number of updates before the first sample. With a step, mass or friction given, it is the
+    paper's from the first update on.
+
     Args:
         model: The network. Batch norm in it logs a warning (logger `torchbayes`).
-        lr: Time step h. With `average_step` given, it sets how fast the thermostats react.
+        lr: Time step h, which with `average_step` given sets how fast the thermostats react; if None 0.01,
+            or 0.03 if the sampler tunes itself.
         train_size: Number of training examples.
         prior: Prior of the weights: the precision δ of N(0, 1/δ), or a `Prior`.
         temperature: Divisor T of the log-likelihood; the prior is not tempered, as in VOGN.
@@ -87,6 +98,11 @@ class SGNHT(Sampler):
             original, which is faster but removes only noise that all weights have in common.
         params: What to train: names or patterns of weights (`"head.*"`), modules, parameters or parameter
             groups; all trainable weights if None.
+        steps: Number of updates of the whole run, for a sampler that tunes itself; 2,000 if None.
+        batch_size: Examples per batch, for the same; 100 if None.
+        burn_in: Share of `steps` before the first sample. A sampler that tunes itself spends it on doing so;
+            if None, it takes 1,200 updates, but no less than 30 % and no more than 60 % of them, to descend,
+            and 20 % to come to rest.
         generator: Source of the noise; its state is saved with the sampler's.
 
     Example:
@@ -100,12 +116,16 @@ class SGNHT(Sampler):
     """
 
     def __init__(
-        self, model: nn.Module, lr: float = 1e-2, *, train_size: int, prior: Prior | float = 1.0,
+        self, model: nn.Module, lr: float | None = None, *, train_size: int, prior: Prior | float = 1.0,
         temperature: float = 1.0, average_step: float | None = None, max_step: float | None = None,
         momentum: float | None = None, mass: float | None = None, speed_limit: float | None = None,
-        friction: float | None = None, per_parameter: bool = True,
-        params: Params | None = None, generator: torch.Generator | None = None,
+        friction: float | None = None, per_parameter: bool = True, params: Params | None = None,
+        steps: int | None = None, batch_size: int | None = None,
+        burn_in: float | None = None, generator: torch.Generator | None = None,
     ) -> None:  # fmt: skip
+        given = (lr, average_step, max_step, momentum, mass, speed_limit, friction)
+        run = PlannedRun(steps, batch_size, burn_in) if all(o is None for o in given) else None
+        lr = (1e-2 if run is None else _LR) if lr is None else lr
         check_number("lr", lr, above=True)
         m = mass_of(lr, average_step, mass, train_size)
         c = speed_limit_of(lr, m, max_step, speed_limit, math.inf)
@@ -121,7 +141,7 @@ class SGNHT(Sampler):
         } | ({} if per_parameter else {"thermostat": 0.0})  # fmt: skip
         super().__init__(
             model, lr, train_size=train_size, prior=prior, temperature=temperature, params=params,
-            generator=generator, settings=settings,
+            generator=generator, settings=settings, run=run,
         )  # fmt: skip
 
     @property
@@ -133,6 +153,23 @@ class SGNHT(Sampler):
     def shares_state(self) -> bool:
         """Whether there is one thermostat for all weights."""
         return "thermostat" not in self.buffers
+
+    def settle(self, group: dict[str, Any], params: Sequence[Tensor], found: Measured) -> float:
+        """Choose step and friction."""
+        h, m = float(self.defaults["lr"]), float(group["mass"])
+        s, f, group["boost"] = momentum_step(found)
+        noisy = s * s * found.noise / 2
+        group["friction"] = (f - noisy) / h
+        group["held"] = noisy / h
+        return s * math.sqrt(m) / h
+
+    def hold(self, group: dict[str, Any], params: Sequence[Tensor], boost: float) -> None:
+        """Hold the thermostats at the value of the measured noise."""
+        if "thermostat" in group:
+            group["thermostat"] = group["held"] * boost
+            return
+        for p in params:
+            self.state[p]["thermostat"].fill_(group["held"] * boost)
 
     def scalars(self, group: dict[str, Any], step: int) -> dict[str, Any]:
         """Return h, m, c and D, and ξ if it is shared."""

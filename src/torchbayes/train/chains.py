@@ -98,7 +98,8 @@ class SamplerMethod(Method):
     fresh random start. A chain that breaks down is left out, with a warning, as long as there are others.
 
     Args:
-        burn_in: Share of the run before the first sample.
+        burn_in: Share of the run before the first sample. If None, it is half the run for a sampler with
+            given steps, and for one that tunes itself the length of its warm-up.
         samples: Samples to keep, spread evenly over the rest of the run. With a cyclic schedule it is
             the last of each cycle instead.
         thinning: Updates from one sample to the next, in place of `samples`.
@@ -110,6 +111,8 @@ class SamplerMethod(Method):
     """
 
     one_per_rank = True
+    # Reshuffled batches have noise that cancels over an epoch, which thermostats take for heat.
+    independent_batches = True
 
     def __init__(
         self,
@@ -117,7 +120,7 @@ class SamplerMethod(Method):
         likelihood: Likelihood,
         plan: Plan,
         *,
-        burn_in: float = 0.5,
+        burn_in: float | None = None,
         samples: int = 30,
         thinning: int | None = None,
         chains: int = 1,
@@ -125,13 +128,12 @@ class SamplerMethod(Method):
         sample_folder: str | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(model, likelihood, plan, **options)
+        super().__init__(model, likelihood, plan, **options, burn_in=burn_in)
         self.chains, self.sample_folder = chains, sample_folder
         if chains < 1:
             raise ValueError(f"chains is {chains}: expected a whole number of at least 1")
         ends = plan.schedule.cycle_ends(plan.epochs, plan.steps_per_epoch)
         self.total = max(1, plan.epochs * plan.steps_per_epoch)
-        self.keep = Collection(burn_in, samples, thinning).updates(self.total, ends)
         self.chain, self.updates, self.dead = 0, 0, False
         self.bank = Samples(model, folder=self._folder(f"rank{plan.rank}"))
         self.stack: StackedChains | None = None
@@ -143,6 +145,10 @@ class SamplerMethod(Method):
             self._stack_chains()
         else:
             self.set_optimizer(self.build(self.algorithm, model))
+        if burn_in is None:
+            assert isinstance(self.optimizer, Sampler)
+            burn_in = self.optimizer.warmup / self.total or 0.5
+        self.keep = Collection(burn_in, samples, thinning).updates(self.total, ends)
 
     def _stack_chains(self) -> None:
         own = snapshot(self.model)

@@ -208,6 +208,9 @@ def fit(
             train_set, batch_size, seed, transform, shard, train_size=train_size, weights=weights,
             split=split,
         )  # fmt: skip
+        if method_class.independent_batches:
+            loader = copy.copy(loader)
+            loader.independent = True
         held_out = None
         if validation is not None:
             held_out = as_loader(validation, 512, 0, transform, (0, 1), shuffle=False, split=split)
@@ -229,6 +232,7 @@ def fit(
             train_size=loader.num_examples if train_size is None else train_size,
             epochs=epochs,
             steps_per_epoch=len(loader),
+            batch_size=loader.batch_size,
             generator=torch.Generator(device_of(made)).manual_seed(seed + 7_919 * (rank + 1)),
             new_model=new_model,
             schedule=schedule,

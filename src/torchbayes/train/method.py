@@ -29,7 +29,9 @@ __all__ = ["Method", "Plan", "arguments_of", "loss_of"]
 _Made = TypeVar("_Made")
 
 # What a constructor is told by `fit`, not by the user.
-_FACTS = {"model", "likelihood", "plan", "train_size", "steps", "params", "generator", "output"}
+_FACTS = {
+    "model", "likelihood", "plan", "train_size", "steps", "batch_size", "params", "generator", "output",
+}  # fmt: skip
 
 
 @dataclass
@@ -40,6 +42,7 @@ class Plan:
         train_size: The number of training examples.
         epochs: The epochs asked for.
         steps_per_epoch: The updates in an epoch.
+        batch_size: The examples in a batch, if they are known.
         generator: The source of the method's own randomness; saved with the run.
         new_model: Makes another network of the same kind with fresh random weights, or from `start`.
         schedule: How the learning rate changes.
@@ -59,6 +62,7 @@ class Plan:
     world_size: int = 1
     output: Output = None
     start: Start | None = None
+    batch_size: int | None = None
 
 
 def arguments_of(cls: type) -> dict[str, inspect.Parameter]:
@@ -106,6 +110,8 @@ class Method(ABC):
         starts_apart: Whether it trains members that must not start from the same weights.
         one_per_rank: Under torchrun, every process trains members of its own on all of the data instead
             of sharing each batch.
+        independent_batches: Whether `fit` draws every batch from all the data instead of going through them
+            in a random order.
         module: What is called in training: the network itself, or a wrapper around it.
         optimizer: A torch optimiser over the module's parameters.
         scheduler: Its learning-rate schedule.
@@ -133,6 +139,7 @@ class Method(ABC):
     defaults: ClassVar[dict[str, Any]] = {}
     one_per_rank: ClassVar[bool] = False
     starts_apart: ClassVar[bool] = False
+    independent_batches: ClassVar[bool] = False
 
     module: nn.Module
     optimizer: torch.optim.Optimizer
@@ -161,6 +168,7 @@ class Method(ABC):
         facts = {
             "train_size": self.plan.train_size,
             "steps": max(1, self.plan.epochs * self.plan.steps_per_epoch),
+            "batch_size": self.plan.batch_size,
             "generator": self.plan.generator,
         }
         given = {**facts, **self.options, **others}

@@ -198,6 +198,8 @@ def values_in_use(method: type[Method], train_size: int) -> dict[str, Any]:
     make: Callable[..., ModelOptimizer] = method.algorithm
     knows_size = "train_size" in inspect.signature(make).parameters
     optimizer = make(nn.Linear(1, 1), **({"train_size": train_size} if knows_size else {}))
+    if isinstance(optimizer, Sampler) and optimizer.warmup:
+        return {}  # it measures them
     group = optimizer.param_groups[0]
     options = method_options(method).values()
     computed = {o.name: group[o.name] for o in options if o.default is None and o.name in group}

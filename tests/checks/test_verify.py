@@ -19,7 +19,7 @@ from torchbayes.train.registry import METHODS
 
 SIZE = 400
 SETTINGS: dict[str, dict[str, Any]] = {
-    "sgld": {"lr": 2e-4, "epochs": 300},
+    "sgld": {"lr": 5e-5, "epochs": 800},
     # Slow averaging: with the usual decay the preconditioner follows the chain.
     "psgld": {"lr": 1e-4, "epochs": 400, "decay": 0.9999},
     "sghmc": {"epochs": 250},

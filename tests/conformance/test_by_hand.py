@@ -92,7 +92,7 @@ def by_optimizer(method: type[Method]) -> tb.Posterior:
 def by_sampler(method: type[Method]) -> tb.Posterior:
     model, generator = start()
     sampler, samples = made(method.algorithm, model, generator), tb.Samples(model)
-    keep = Collection(sampler.warmup / (EPOCHS * STEPS)).updates(EPOCHS * STEPS)
+    keep = Collection(sampler.warmup / (EPOCHS * STEPS) or 0.5).updates(EPOCHS * STEPS)
     for update, (x, y) in enumerate(batches(independent=True), 1):
         step(sampler, lambda x=x, y=y: F.cross_entropy(model(x), y))
         if update in keep:

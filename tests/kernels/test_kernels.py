@@ -422,14 +422,14 @@ def chain(
 
 
 SAMPLERS: list[tuple[Callable[..., Sampler], dict[str, Any]]] = [
-    (SGLD, {}),
-    (PSGLD, {}),
-    (SGHMC, {}),
-    (SGNHT, {}),
+    (SGLD, {"lr": 2e-4}),
+    (PSGLD, {"lr": 6e-6}),
+    (SGHMC, {"lr": 0.01}),
+    (SGNHT, {"lr": 0.01}),
     (SGNHT, {"max_step": 0.01}),
-    (ATMC, {}),
+    (ATMC, {"lr": 0.01}),
     (ATMC, {"max_step": np.inf}),
-    (ATMC, {"prior": GaussianPrior(mean=0.1, precision=2.0)}),
+    (ATMC, {"lr": 0.01, "prior": GaussianPrior(mean=0.1, precision=2.0)}),
 ]
 
 

@@ -70,7 +70,10 @@ class PlannedRun:
         steps = _STEPS if self.steps is None else self.steps
         share = _planned(steps) / steps + _REST if self.burn_in is None else self.burn_in
         if not 0 <= share < 1:
-            raise ValueError(f"burn_in is {share:g}: expected a share from 0 to below 1")
+            raise ValueError(
+                f"burn_in is {share:g}: expected the share of the run before the first sample, from 0 to "
+                "below 1; no update would be left to sample from"
+            )
         updates = min(round(share * steps), steps - 1)
         if updates < WarmUp.LEAST:
             return None

@@ -1,0 +1,203 @@
+"""Samplers that tune themselves: the descent, what is measured, and the change of coordinates."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import torchbayes as tb
+from torchbayes.optim.sampler import Sampler
+from torchbayes.optim.survey import Measured
+from torchbayes.optim.warmup import PlannedRun, WarmUp, langevin_step, momentum_step
+from torchbayes.prior import GroupLaplacePrior
+
+N, STEPS, BATCH = 200, 200, 20
+SAMPLERS: dict[str, Callable[..., Sampler]] = {
+    "sgld": tb.SGLD,
+    "psgld": tb.PSGLD,
+    "sghmc": tb.SGHMC,
+    "sgnht": tb.SGNHT,
+    "sgnht, one thermostat": lambda model, **k: tb.SGNHT(model, per_parameter=False, **k),
+    "atmc": tb.ATMC,
+}
+every_sampler = pytest.mark.parametrize("name", SAMPLERS)
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+X = torch.randn(N, 3, generator=seeded(1)) * torch.tensor([1.0, 3.0, 0.3])
+Y = X @ torch.tensor([[1.0], [-0.5], [0.2]]) + torch.randn(N, 1, generator=seeded(2))
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 1))
+
+
+def walk(model: nn.Module, sampler: Sampler, updates: int, batch: int, seed: int = 3) -> None:
+    generator = seeded(seed)
+    for _ in range(updates):
+        rows = torch.randint(N, (batch,), generator=generator) if batch < N else slice(None)
+        model.zero_grad()
+        (0.5 * F.mse_loss(model(X[rows]), Y[rows])).backward()
+        sampler.step()
+
+
+def made(name: str, model: nn.Module, **options: Any) -> Sampler:
+    facts = {"train_size": N, "steps": STEPS, "batch_size": BATCH, "generator": seeded()}
+    return SAMPLERS[name](model, **{**facts, **options})
+
+
+def weights(model: nn.Module) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()]).clone()
+
+
+@every_sampler
+@pytest.mark.parametrize("batch", [BATCH, N])
+def test_every_phase_resumes_bit_equal(name: str, batch: int) -> None:
+    course = PlannedRun(STEPS, batch).warm_up(N)
+    assert course is not None
+    marks = (course.descent, course.surveyed, course.tuned, course.held, course.updates)
+    for mark in (m - 3 for m in marks):
+        model = net()
+        sampler = made(name, model, batch_size=batch)
+        walk(model, sampler, mark, batch)
+        file = io.BytesIO()
+        torch.save([model.state_dict(), sampler.state_dict()], file)
+        walk(model, sampler, 8, batch, seed=4)
+        file.seek(0)
+        weight, state = torch.load(file, weights_only=True)
+        other = net()
+        other.load_state_dict(weight)
+        again = made(name, other, batch_size=batch, generator=seeded(9))
+        again.load_state_dict(state)
+        walk(other, again, 8, batch, seed=4)
+        assert torch.equal(weights(model), weights(other)), mark
+
+
+@every_sampler
+@pytest.mark.parametrize("prior", [2.0, GroupLaplacePrior(1.0)])
+def test_what_runs_is_the_papers_update_in_scaled_coordinates(name: str, prior: Any) -> None:
+    model = net().double()
+    sampler = made(name, model, prior=prior)
+    generator = seeded(3)
+    x, y = X.double(), Y.double()
+
+    def gradient(rows: Tensor) -> None:
+        model.zero_grad()
+        (0.5 * F.mse_loss(model(x[rows]), y[rows])).backward()
+
+    for _ in range(sampler.warmup + 5):
+        gradient(torch.randint(N, (BATCH,), generator=generator))
+        sampler.step()
+    gradient(torch.randint(N, (BATCH,), generator=generator))
+    params = list(model.parameters())
+    scale = torch.cat([sampler.state[p]["scale"].flatten() for p in params])
+    theta = weights(model)
+    named = {n: p.detach() for n, p in model.named_parameters()}
+    log_prior = torch.cat([g.flatten() for g in sampler.prior.grad(named).values()])
+    force = N * torch.cat([p.grad.flatten() for p in params]) - log_prior  # ∇U
+    buffers = [
+        torch.cat([sampler.state[p][b].flatten() for p in params]).clone() for b in sampler.buffers
+    ]
+    eta = torch.empty_like(theta)
+    copy = torch.Generator()
+    copy.set_state(sampler.generator.get_state())
+    eta.normal_(generator=copy)
+    group = sampler.param_groups[0]
+    phi = theta / scale
+    scalars = sampler.scalars(group, sampler.state[params[0]]["step"] + 1)
+    sampler.update(phi, *buffers, scale * force / N, eta, **scalars, n=float(N), delta=0.0)
+    sampler.step()
+    torch.testing.assert_close(weights(model), phi * scale)
+
+
+def test_whole_data_sets_show_the_curvature_of_every_weight() -> None:
+    """With inputs that are uncorrelated, the curvature of a linear layer is a diagonal: N·E x² + δ."""
+    model = nn.Linear(3, 1, bias=False)
+    sampler = tb.SGLD(model, train_size=N, steps=2000, generator=seeded())
+    q, _ = torch.linalg.qr(torch.randn(N, 3, generator=seeded(5)))
+    x = q * torch.tensor([1.0, 4.0, 16.0])
+    for _ in range(sampler.warmup + 1):
+        model.zero_grad()
+        (0.5 * F.mse_loss(model(x), torch.ones(N, 1))).backward()
+        sampler.step()
+    exact = np.array([1.0, 16.0, 256.0]) + 1.0
+    scale = sampler.state[model.weight]["scale"].flatten().double().numpy()
+    shrunk = 0.9 * exact + 0.1 * exact.mean()  # so that no step is wild
+    found = scale**-2
+    ratio = found / found.sum() / (shrunk / shrunk.sum())
+    assert np.abs(np.log(ratio)).max() < np.log(2)
+
+
+def test_the_course_of_a_run() -> None:
+    assert PlannedRun(4000).warm_up(N) == WarmUp(2000, 4000, 100)
+    short = PlannedRun(640, 32).warm_up(N)
+    assert short is not None
+    assert (short.descent, short.updates, short.batch) == (384, 512, 32)
+    assert PlannedRun(10).warm_up(N) is None  # no time for one
+    assert PlannedRun(4000, 32, 0.0).warm_up(N) is None
+    with pytest.raises(ValueError, match=r"burn_in is 1\.5"):
+        PlannedRun(100, 10, 1.5).warm_up(N)
+    with pytest.raises(ValueError, match="steps is 0"):
+        tb.SGLD(net(), train_size=N, steps=0)
+
+
+def test_a_given_step_is_the_papers_sampler_from_the_first_update() -> None:
+    for name, options in (
+        ("sgld", {"lr": 1e-4}),
+        ("psgld", {"lr": 1e-6}),
+        ("sghmc", {"average_step": 0.01}),
+        ("sgnht", {"momentum": 0.9}),
+        ("atmc", {"max_step": 0.1}),
+    ):
+        model = net()
+        sampler = made(name, model, **options)
+        assert sampler.warmup == 0
+        walk(model, sampler, 2, BATCH)
+        assert "scale" not in sampler.state[model[0].weight]
+
+
+@pytest.mark.parametrize("noise", [0.0, 1.0, 30.0, 1000.0])
+@pytest.mark.parametrize("top", [1.0, 100.0])
+def test_steps_keep_their_budgets(noise: float, top: float) -> None:
+    for samples in (100, 2000, 100_000):
+        found = Measured(noise, top, left=200, samples=samples)
+        epsilon, boost = langevin_step(found)
+        assert epsilon * noise / 4 <= 0.2 + 1e-9  # added to the variance
+        assert epsilon * top <= 1
+        assert boost * epsilon * top <= 1 + 1e-9 or boost == 1
+        s, f, boost = momentum_step(found)
+        assert s * s * noise / (2 * f) <= 0.3 + 1e-9  # the gradient's share of the noise
+        assert s * s * top <= 0.5
+        assert f < 1
+        assert boost >= 1
+
+
+@pytest.mark.parametrize(
+    ("method", "train_size", "batch_size"),
+    [("sgld", 1000, 128), ("psgld", 100, 32), ("sghmc", 1000, 32), ("sgnht", 100, 100), ("atmc", 1000, 32)],
+)  # fmt: skip
+def test_defaults_have_the_exact_width(method: str, train_size: int, batch_size: int) -> None:
+    found = tb.verify(method, train_size=train_size, batch_size=batch_size)
+    assert 0.9 < found.std_ratio < 1.12, found
+    assert found.mean_error < 0.2
+
+
+def test_thermostats_do_not_heat_up_in_the_descent() -> None:
+    """Whole batches have no noise: a thermostat above 0 would make the chain too cold."""
+    model = nn.Linear(3, 1)
+    sampler = tb.ATMC(model, train_size=N, steps=1000, generator=seeded())
+    walk(model, sampler, sampler.warmup + 100, N)
+    group = sampler.param_groups[0]
+    assert abs(sampler.state[model.weight]["thermostat"]).mean() < 0.3 * group["friction"]
+    assert sampler.vitals()["temperature"][""] < 5

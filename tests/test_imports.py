@@ -32,7 +32,7 @@ ALLOWED: dict[str, set[str]] = {
     # metrics are pure functions of tensors: a prediction's density and quantiles are theirs.
     "predict": CORE | {"likelihood", "metrics", "predict"},
     "posthoc": {"metrics", "posthoc", "predict"},
-    "serving": CORE | {"likelihood", "predict", "serving"},
+    "serving": CORE | {"data", "likelihood", "posthoc", "predict", "serving", "train"},
     "laplace": CORE | {"laplace", "curvature", "likelihood", "predict"},
     "train": CORE
     | {"train", "optim", "average", "variational", "curvature", "likelihood", "predict", "data"}

@@ -26,6 +26,7 @@ from torchbayes.cli.options import TrainingCommand
 from torchbayes.cli.output import visible
 from torchbayes.cli.predict import predict
 from torchbayes.cli.prune import prune
+from torchbayes.cli.serve import serve
 from torchbayes.cli.tune import tune
 from torchbayes.cli.verify import verify
 
@@ -60,6 +61,7 @@ def _root(
 app.command("train", cls=TrainingCommand)(train.train)
 app.command("evaluate")(train.evaluate)
 app.command("predict")(predict)
+app.command("serve")(serve)
 app.command("export")(export)
 app.command("hub")(hub)
 app.command("compare", cls=TrainingCommand)(compare.compare)

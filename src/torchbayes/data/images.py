@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 import torch
@@ -25,22 +25,27 @@ Box = tuple[float, float, float, float]
 _MOST_PIXELS = 80_000_000  # below the number at which Pillow itself begins to warn
 
 
-def read_image(path: str | Path, shape: tuple[int, ...], *, random_crop: bool = False) -> Tensor:
+def read_image(
+    path: str | Path | BinaryIO, shape: tuple[int, ...], *, random_crop: bool = False,
+    formats: tuple[str, ...] | None = None, most_pixels: int = _MOST_PIXELS,
+) -> Tensor:  # fmt: skip
     """Decode an image file into uint8 of shape (channels, height, width).
 
     The largest centred window of the right proportions is resized to the shape (bilinear, with
     antialiasing); colours are converted to grey if `shape` has one channel.
 
     Args:
-        path: File in any format that Pillow reads.
+        path: File in any format that Pillow reads, or its content as an open file.
         shape: Channels (1 or 3), height and width of the result.
         random_crop: Take a window of 8 % to 100 % of the area at proportions from 3:4 to 4:3
             instead (Szegedy et al. 2015, section 6), drawn from torch's global generator.
+        formats: Pillow's names of the formats to accept; all if None.
+        most_pixels: Largest number of pixels to accept.
     """
     from PIL import Image
 
     channels, height, width = shape
-    with _opened(path) as image:
+    with _opened(path, formats, most_pixels) as image:
         if not random_crop and image.format == "JPEG":
             # Lets the decoder skip detail that the resize would discard.
             image.draft(None, (2 * width, 2 * height))
@@ -85,23 +90,34 @@ def probe(paths: Sequence[str | Path]) -> tuple[int, int]:
 
 
 @contextmanager
-def _opened(path: str | Path) -> Iterator[Image]:
+def _opened(
+    path: str | Path | BinaryIO,
+    formats: tuple[str, ...] | None = None,
+    most_pixels: int = _MOST_PIXELS,
+) -> Iterator[Image]:
     """Open an image; raise `DataError` if it cannot be opened, or decoded within the block."""
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
+    name = path if isinstance(path, (str, Path)) else "that was sent"
     try:
-        with Image.open(path) as image:
-            if image.width * image.height > _MOST_PIXELS:
+        with Image.open(path, formats=formats) as image:
+            if image.width * image.height > most_pixels:
                 raise ValueError(
-                    f"{image.width} × {image.height} pixels are more than {_MOST_PIXELS:,}"
+                    f"{image.width} × {image.height} pixels are more than {most_pixels:,}"
                 )
             yield image
     except FileNotFoundError:
-        raise DataError(f"the image {path} does not exist: check the path") from None
-    except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
+        raise DataError(f"the image {name} does not exist: check the path") from None
+    except (
+        OSError, ValueError, SyntaxError, EOFError,
+        Image.DecompressionBombError, Image.DecompressionBombWarning,
+    ) as error:  # fmt: skip
         reason = str(error).rstrip(".")
+        if isinstance(error, UnidentifiedImageError):
+            known = "known formats" if formats is None else f"formats {', '.join(formats)}"
+            reason = f"it is in none of the {known}"
         raise DataError(
-            f"the image {path} could not be read ({reason}): replace or remove the file"
+            f"the image {name} could not be read ({reason}): replace or remove the file"
         ) from None
 
 

@@ -20,6 +20,7 @@ from torchbayes.experiments.trained_run import TrainedRun, kept_run
 from torchbayes.posterior import Point
 from torchbayes.predict.results import Predictive, RegressionPredictive
 from torchbayes.serving.export import Exported, export
+from torchbayes.serving.service import data_name
 from torchbayes.train.run import Run
 
 __all__ = ["export_run"]
@@ -83,7 +84,7 @@ def _examples(run: Run, folder: Path, data_dir: Path | None) -> tuple[Tensor, st
     else:
         count = min(_EXAMPLES, len(test))
         inputs = torch.stack([test[number][0] for number in range(count)])
-        source = f"{count} examples of the test split of {run.settings['data']}"
+        source = f"{count} examples of the test split of {data_name(run)}"
     if inputs.dtype is torch.uint8:
         inputs = inputs.float() / 255
     return (inputs if encoding is None else _Standardise(encoding).undone(inputs)), source
@@ -133,7 +134,7 @@ def _about(run: Run, folder: Path, raw: bool) -> dict[str, Any]:
     """Return what the file says about the run."""
     known = run.preprocessing
     about: dict[str, Any] = {
-        "run": folder.resolve().name, "method": run.method, "data": run.settings.get("data"),
+        "run": folder.resolve().name, "method": run.method, "data": data_name(run),
         "input": _input(run),
     }  # fmt: skip
     if known.classes:

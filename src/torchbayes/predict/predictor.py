@@ -87,7 +87,8 @@ class Predictor:
             self._draws = list(draws.each(alone=False))
             self.samples, self._constant = len(self._draws), draws.constant
             self._stacked: Weights | None = None
-            if posterior.vmappable and draws.size * self.samples <= STACKED:
+            # Nothing to stack if no weight varies, as in a single network.
+            if posterior.vmappable and 0 < draws.size * self.samples <= STACKED:
                 self._stacked = stack(self._draws)
                 self._draws = _rows(self._stacked)
         # What the network itself writes to while it runs, of which every pass then gets a copy.

@@ -8,6 +8,7 @@ has been made to point to this machine (DNS rebinding) would otherwise be able t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
@@ -31,6 +32,9 @@ _HEADERS = [
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"cache-control", b"no-store"),
 ]
+
+
+_PATIENCE = 5.0  # seconds for the rest of a body that is refused
 
 
 def sent_json(content: Any) -> bytes:
@@ -78,12 +82,14 @@ class Guard:
             return
         length = headers.get(b"content-length", "")
         too_large = f"the body is larger than {self._most:,} bytes: send fewer or smaller examples"
-        if length.isdecimal() and int(length) > self._most:
-            await _refuse(with_headers, 413, too_large)
-            return
         try:
+            if length.isdecimal() and int(length) > self._most:
+                raise _TooLargeError
             body = await asyncio.wait_for(self._body(receive), self._seconds)
         except _TooLargeError:
+            # A client that is still sending would see a broken connection instead of the answer.
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._discard(receive), _PATIENCE)
             await _refuse(with_headers, 413, too_large)
             return
         except asyncio.TimeoutError:
@@ -101,6 +107,14 @@ class Guard:
             return await receive()
 
         await self._application(scope, replay, with_headers)
+
+    async def _discard(self, receive: Receive) -> None:
+        """Read the rest of a body that is refused, unless it is endless."""
+        size, more = 0, True
+        while more and size < 8 * self._most:
+            message = await receive()
+            size += len(message.get("body", b""))
+            more = message.get("more_body", False)
 
     async def _body(self, receive: Receive) -> bytes | None:
         """Read a body, with or without a Content-Length."""

@@ -188,6 +188,14 @@ def test_older_folders_are_still_read(run, digits: Path, image: Path, tmp_path: 
     assert one == other
     one, other = (json.loads(run("evaluate", d, "--json")[1]) for d in (digits, folder))
     assert one["nll"] == other["nll"]
+    # A kill just before the names of the classes were written.
+    shutil.copytree(digits, tmp_path / "killed")
+    killed = RunFolder(tmp_path / "killed")
+    scale = killed.read_preprocessing().normalise
+    tb.data.Preprocessing(scale).save(killed.inputs_file, killed.table_file)
+    assert json.loads(run("predict", killed.path, image, "--json")[1]) == json.loads(
+        run("predict", digits, image, "--json")[1]
+    )
     words = ["--data", "digits", "--method", "mle", *SMALL, "--set", "lr=0.02", "--out", folder]
     code, _, err = run("train", *words, "--resume")
     assert code == 0, err

@@ -161,13 +161,15 @@ def kept_run(folder: Path, data_dir: Path | None = None) -> Run:
     files = RunFolder(folder)
     settings = run_settings(files)
     if "build" in files.read_config() and files.likelihood_file.exists():
-        return load_run(folder)
+        run = load_run(folder)
+        if run.preprocessing.shape:  # not if a kill came just before the names were written
+            return run
     data = None
     if settings.is_table and files.table_file.exists():
         data = encoded_nothing(settings.data, TableEncoding.load(files.table_file))
     trained = TrainedRun(folder, data_dir, experiment=settings, data=data)
-    likelihood = settings.likelihood(trained.data)
-    run = load_run(folder, lambda: trained.model, likelihood=likelihood)
+    given = None if files.likelihood_file.exists() else settings.likelihood(trained.data)
+    run = load_run(folder, lambda: trained.model, likelihood=given)
     run.preprocessing = preprocessing_of(trained.data)
     return run
 

@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PEERS  ?= .venv-peers
 
-.PHONY: demo test lint format records records-check bench bench-peers quality notebooks docs clean
+.PHONY: campaign demo test lint format records records-check bench bench-peers quality notebooks docs clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -66,6 +66,11 @@ quality: $(VENV)/.installed  ## every method at its defaults on small tasks, as 
 
 notebooks: $(VENV)/.installed  ## the tutorials as notebooks, in notebooks/
 	$(BIN)/python -m tools.notebooks
+
+MINUTES ?= 60
+SEED    ?=
+campaign: $(VENV)/.world  ## look for faults; the result is added to results/campaign.json and docs/reliability.md
+	$(BIN)/python -m tests.campaigns --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) --record
 
 docs: $(VENV)/.installed  ## the documentation, strictly: a broken link is an error
 	$(BIN)/mkdocs build --strict

@@ -1,75 +1,32 @@
-"""Kill a run before each of its operations on files, resume it, and compare with one that was never stopped.
+"""Kill a run before one of its operations on files, resume it, and compare with one that was never stopped.
 
-A child process counts, by an audit hook, what it does to files in its folders (creating, renaming and
+A child process counts, by an audit hook, what it does to files in its folder (creating, renaming and
 removing them) and kills itself before the operation of a given number. A kill after an operation is one
 before the next.
-
-`python -m tests.campaigns.kills --minutes 10` goes through all methods; the tests run a small part.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
+import shutil
 import signal
 import sys
-import tempfile
-import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
+from ..processes import forkserver, processes
+from .cases import Case
 
-import torchbayes as tb
-
-from ..conformance.problems import blobs, small_net
-from ..processes import forkserver
+__all__ = ["Killer", "rounds", "watched"]
 
 _EVENTS = {"open": 0, "os.rename": 1, "os.remove": 0, "os.mkdir": 0, "os.truncate": 0}
-_ON_DISK = ("sgld", "sghmc")
+_PATIENCE = 600.0
 
 
-@dataclass(frozen=True)
-class Case:
-    """A run to be killed.
-
-    Attributes:
-        method: Name of the method.
-        on_disk: Whether its samples are kept as files.
-    """
-
-    method: str
-    on_disk: bool = False
-
-    def train(self, folder: Path) -> None:
-        """Train in `folder`, with a checkpoint after every update, or continue."""
-        torch.set_num_threads(1)
-        options: dict[str, Any] = {"sample_folder": str(folder / "bank")} if self.on_disk else {}
-        tb.fit(
-            small_net, blobs(), self.method, epochs=2, batch_size=120, folder=folder / "run",
-            resume=True, checkpoint_seconds=0.0, progress=False, **options,
-        )  # fmt: skip
-
-
-@dataclass
-class Outcome:
-    """What a campaign has found.
-
-    Attributes:
-        kills: Number of kills.
-        equal: Runs that ended bit-equal after a kill.
-        bad: Those that did not, each with its case, the operation and what was wrong.
-    """
-
-    kills: int = 0
-    equal: int = 0
-    bad: list[str] = field(default_factory=list)
-
-
-def _child(case: Case, folder: str, at: int) -> None:
+def watched(folder: str, meet: Callable[[int], None]) -> Callable[[], int]:
+    """Call `meet` with the number of every operation on files below a folder; return how to count them."""
     count = 0
 
     def watch(event: str, arguments: tuple[Any, ...]) -> None:
@@ -84,79 +41,104 @@ def _child(case: Case, folder: str, at: int) -> None:
         if event == "open" and not (arguments[2] or 0) & (os.O_WRONLY | os.O_RDWR):
             return
         count += 1
-        if count == at:
+        meet(count)
+
+    sys.addaudithook(watch)
+    return lambda: count
+
+
+def _child(case: Case, folder: str, at: int, victim: int) -> None:
+    def meet(number: int) -> None:
+        if number == at and int(os.environ.get("RANK", "0")) == victim:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    if at:
-        sys.addaudithook(watch)
-    case.train(Path(folder))
+    if "RANK" not in os.environ:
+        for stream in (1, 2):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+    count = watched(folder, meet)
+    try:
+        case.go(Path(folder))
+    except SystemExit as end:
+        if end.code:
+            raise
+    if not at:
+        Path(f"{folder}.operations{os.environ.get('RANK', '0')}").write_text(str(count()))
 
 
-def _run(case: Case, folder: Path, at: int = 0) -> int | None:
-    child = forkserver().Process(target=_child, args=(case, str(folder), at))
+def _run(case: Case, folder: Path, count: int, at: int = 0, victim: int = 0) -> str:
+    """Run a case; return "" or what was wrong."""
+    if count > 1:
+        ended = processes(count, _child, case, str(folder), at, victim, timeout=_PATIENCE)
+        return "" if ended.returncode == 0 else f"code {ended.returncode}: {ended.stderr[-300:]}"
+    child = forkserver().Process(target=_child, args=(case, str(folder), at, victim))
     child.start()
-    child.join()
-    return child.exitcode
+    child.join(_PATIENCE)
+    if child.is_alive():
+        child.kill()
+        return f"not done in {_PATIENCE:.0f} s"
+    return "" if child.exitcode == 0 else f"code {child.exitcode}"
 
 
-def _draws(folder: Path) -> Iterator[torch.Tensor]:
-    posterior = tb.load(folder / "run" / "posterior.safetensors", small_net())
-    generator = torch.Generator().manual_seed(0)
-    for weights in posterior.draws(8, generator):
-        yield torch.cat([tensor.flatten().double() for tensor in weights.values()])
+class Killer:
+    """Kills one case as often as it is asked to.
+
+    Args:
+        case: What to kill.
+        folder: An empty folder to work in.
+        seed: Decides where.
+    """
+
+    def __init__(self, case: Case, folder: Path, seed: int) -> None:
+        self.case, self.folder = case, folder
+        self.draw = random.Random(f"{seed} {case.name}")
+        self.number = 0
+        folder.mkdir(parents=True)
+        wrong = _run(case, folder / "whole", case.processes)
+        assert not wrong, f"{case.name} does not run at all: {wrong}"
+        self.whole = case.look(folder / "whole")
+        self.operations = [
+            int(Path(f"{folder / 'whole'}.operations{rank}").read_text())
+            for rank in range(case.processes)
+        ]
+
+    def kill(self, at: int | None = None) -> str | None:
+        """Kill, resume, compare: return "equal", what was wrong, or None if it ended before the kill."""
+        self.number += 1
+        place = self.folder / str(self.number)
+        victim = self.draw.choice([r for r, count in enumerate(self.operations) if count])
+        at = self.draw.randint(1, self.operations[victim]) if at is None else at
+        count = self.draw.choice(self.case.others)
+        try:
+            if not _run(self.case, place, self.case.processes, at, victim):
+                return None
+            if not any(place.rglob("config.toml")):  # not begun: it is the next start that decides
+                count = self.case.processes
+            wrong = _run(self.case, place, count)
+            what = f"killed before operation {at} of process {victim}, resumed with {count}"
+            if wrong:
+                return f"{what}: {wrong}"
+            left = [file.name for file in place.rglob(".*.part")]
+            if left:
+                return f"{what}: left {left}"
+            return "equal" if self.case.look(place) == self.whole else f"{what}: other results"
+        except Exception as error:
+            return f"operation {at}: {type(error).__name__}: {str(error)[:200]}"
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
 
 
-def kill_and_resume(case: Case, whole: Path, place: Path, at: int, outcome: Outcome) -> bool:
-    """Kill a run before operation `at` and resume it; return False if it has fewer operations."""
-    if _run(case, place, at) == 0:
-        return False
-    outcome.kills += 1
-    what = f"{case}, operation {at}"
-    if _run(case, place) != 0:
-        outcome.bad.append(f"{what}: cannot be resumed")
-        return True
-    left = [file.name for file in place.rglob(".*.part")]
-    same = all(map(torch.equal, _draws(whole), _draws(place)))
-    if left or not same:
-        outcome.bad.append(f"{what}: {f'left {left}' if left else 'other weights'}")
-    else:
-        outcome.equal += 1
-    return True
-
-
-def campaign(cases: list[Case], seconds: float, points: list[int] | None = None) -> Outcome:
-    """Kill every case before each of its operations, or the given ones, as long as there is time."""
-    outcome, end = Outcome(), time.monotonic() + seconds
-    for case in cases:
-        with tempfile.TemporaryDirectory() as name:
-            folder = Path(name).resolve()
-            assert _run(case, folder / "whole") == 0, f"{case} does not run at all"
-            for at in points if points is not None else range(1, 10_000):
-                if time.monotonic() > end:
-                    return outcome
-                if not kill_and_resume(case, folder / "whole", folder / f"{at}", at, outcome):
-                    break
-    return outcome
-
-
-def all_cases() -> list[Case]:
-    """Every method, and samplers with their samples on disk."""
-    return [*(Case(name) for name in tb.METHODS), *(Case(name, True) for name in _ON_DISK)]
-
-
-def _main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--seed", type=int, default=0, help="order of the methods")
-    arguments = parser.parse_args()
-    cases = all_cases()
-    random.Random(arguments.seed).shuffle(cases)
-    found = campaign(cases, 60 * arguments.minutes)
-    print("| seed | kills | bit-equal | bad |\n| ---: | ---: | ---: | ---: |")
-    print(f"| {arguments.seed} | {found.kills} | {found.equal} | {len(found.bad)} |")
-    print(*found.bad, sep="\n")
-    sys.exit(bool(found.bad))
-
-
-if __name__ == "__main__":
-    _main()
+def rounds(cases: list[Case], folder: Path, seed: int) -> Iterator[tuple[str, str]]:
+    """Kill the cases in turns, for ever; yield case and verdict."""
+    order = list(cases)
+    random.Random(seed).shuffle(order)
+    killers: dict[str, Killer] = {}
+    while True:
+        for number, case in enumerate(order):
+            if case.name not in killers:
+                killers[case.name] = Killer(case, folder / f"{number}", seed)
+            # A command takes as long as dozens of small runs: it is killed once where they are four times.
+            often = 1 if case.processes > 1 or case.name.startswith("torchbayes") else 4
+            for _ in range(often):
+                verdict = killers[case.name].kill()
+                if verdict is not None:
+                    yield case.name, verdict

@@ -2,18 +2,51 @@
 
 from __future__ import annotations
 
-from . import damage, kills
+from collections import Counter
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from . import cases, damage, kills, steady, table, writes
 
 
-def test_damaged_files() -> None:
-    for name, counts in damage.campaign(120.0, seed=0, most=60).items():
-        bad = {key: number for key, number in counts.items() if key not in ("clean", "unchanged")}
-        assert not bad, f"{name}: {bad}"
-        assert counts["clean"] > 20
+def test_damaged_files(tmp_path: Path) -> None:
+    counts = Counter(said for _, said in islice(damage.rounds(tmp_path, seed=0), 1200))
+    assert set(counts) <= {"clean", "unchanged", "read"}
+    assert counts["clean"] > 600
 
 
-def test_kills_before_operations_on_files() -> None:
-    cases = [kills.Case("map"), kills.Case("sgld", on_disk=True)]
-    found = kills.campaign(cases, 600.0, points=[3, 9, 14, 22])
-    assert not found.bad
-    assert found.kills == found.equal == 8
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_kills_before_operations_on_files(on_disk: bool, tmp_path: Path) -> None:
+    killer = kills.Killer(cases.fit_case("sgld" if on_disk else "map", on_disk), tmp_path / "k", 0)
+    assert [killer.kill(at) for at in (3, 9, 14, 22)] == ["equal"] * 4
+
+
+def test_writes_that_fail(tmp_path: Path) -> None:
+    found = list(islice(writes.rounds([cases.fit_case("map")], tmp_path, 0), 5))
+    assert {said for _, said in found} <= {"one sentence", "not needed"}
+    assert "one sentence" in {said for _, said in found}
+
+
+def test_memory_is_steady() -> None:
+    assert steady.measure("VOGN", 0.05) == "steady"
+
+
+def test_every_resumable_command_is_killed() -> None:
+    names = {case.name for case in cases.all_cases()}
+    assert {
+        f"torchbayes {c}" for c in ("train", "compare", "recipes run", "continual", "tune")
+    } <= names
+
+
+def test_the_table_adds_up_runs_and_names_what_is_bad() -> None:
+    runs = [
+        {"began": "now", "commit": "abc", "seed": n, "minutes": 1.0,
+         "tables": {"kills": {"map": {"equal": 3 + n}}, "memory": {"VOGN": {"steady": 1, "grew": n}}}}
+        for n in range(2)
+    ]  # fmt: skip
+    lines = table.text(runs).splitlines()
+    assert "| **all** |  |  | 2.0 | 7 | 7 | 0 | 1 |" in lines
+    assert "| map | 7 | 7 | 0 |" in lines
+    assert table.bad(runs) == ["memory: VOGN: grew (1 times)"]

@@ -25,7 +25,7 @@ from torchbayes._version import __version__
 from torchbayes.applications.tasks import Task
 from torchbayes.core.errors import RunError
 from torchbayes.core.reading import read_json
-from torchbayes.core.storage import write_json
+from torchbayes.core.storage import remove_strays, write_json
 from torchbayes.posterior import Point, Posterior, load, snapshot
 from torchbayes.posterior.posterior import assign
 from torchbayes.predict.predictive import predictive
@@ -204,7 +204,11 @@ class _Kept:
             old.unlink(missing_ok=True)
 
     def restore(self, model: nn.Module, scores: TaskScores) -> Posterior | None:
-        """Give model and scores the state after the last finished task; return its posterior."""
+        """Give model and scores the state after the last finished task; return its posterior.
+
+        What a kill has left of other tasks is removed.
+        """
+        remove_strays(self.folder)
         if not self.file.exists():
             return None
         there = read_json(self.file, "remove the folder to learn the tasks again")
@@ -217,7 +221,11 @@ class _Kept:
         scores.accuracy, scores.seconds = there["accuracy"], there["seconds"]
         of_posterior, of_weights = self._paths(len(scores.accuracy))
         assign(model, load(of_weights, model).mean())
-        return load(of_posterior, model)
+        posterior = load(of_posterior, model)
+        for old in self.folder.glob("task-*.safetensors"):
+            if old not in (of_posterior, of_weights):
+                old.unlink(missing_ok=True)
+        return posterior
 
 
 def _accuracy(model: nn.Module, posterior: Posterior, task: Task, samples: int, seed: int) -> float:

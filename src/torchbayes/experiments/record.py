@@ -11,7 +11,7 @@ from typing import Any
 
 from torchbayes import metrics
 from torchbayes.core.reading import read_json
-from torchbayes.core.storage import write_text
+from torchbayes.core.storage import remove_strays, write_text
 from torchbayes.experiments.provenance import provenance
 from torchbayes.experiments.saved_predictions import Predictions
 from torchbayes.train.run_folder import RunFolder
@@ -114,6 +114,7 @@ class Record:
         """Write the record to `folder/paper/name.json`."""
         file = folder / f"{self.recipe}.json"
         file.parent.mkdir(parents=True, exist_ok=True)
+        remove_strays(file.parent)
         write_text(file, json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n")
         return file
 

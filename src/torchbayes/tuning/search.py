@@ -21,6 +21,7 @@ from filelock import FileLock
 
 from torchbayes.core.errors import FileError, RunError
 from torchbayes.core.locks import lock_file
+from torchbayes.core.storage import remove_strays
 from torchbayes.train.failures import TrainingError
 from torchbayes.tuning.space import Space, check_space, is_range, on_log_scale
 
@@ -151,6 +152,7 @@ class Search:
         storage = None
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
+            remove_strays(folder)
             if (folder / "study.db").exists() and not resume:
                 raise RunError(
                     f"{folder} already holds a search: resume it with resume=True or choose another folder"

@@ -47,6 +47,7 @@ records-check: $(VENV)/.installed  ## fail if one of them is not what results/ g
 
 bench: $(VENV)/.installed  ## measure ratios in turns and rewrite their page; nothing else may run meanwhile
 	$(BIN)/python benchmarks/steps.py --memory --predict --json results/benchmarks.json
+	$(BIN)/python benchmarks/latency.py --json results/latency.json
 	$(BIN)/python benchmarks/growth.py --json results/growth.json
 	$(BIN)/python -m tools.records
 

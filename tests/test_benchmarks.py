@@ -17,7 +17,7 @@ from torchbayes.train.registry import METHODS
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 SCRIPTS = (
-    "timing", "steps", "adapters", "peers", "growth", "laplace_records", "evidence_grid", "quality",
+    "timing", "steps", "adapters", "peers", "growth", "latency", "laplace_records", "evidence_grid", "quality",
     "quality_tasks", "quality_page",
 )  # fmt: skip
 
@@ -49,6 +49,20 @@ def test_a_posterior_of_every_kind_is_made_and_predicts(load: Any, kind: str) ->
     jobs = steps.prediction_jobs(model.eval(), posterior, inputs, 2)
     assert jobs["ours"]().probs.shape == (2, steps.CLASSES)
     jobs["plain"]()
+
+
+def test_answers_are_timed_against_networks_with_the_same_weights(load: Any) -> None:
+    latency = load("latency")
+    assert {name for _, _, names, _ in latency.PARTS.values() for name in names} <= set(
+        latency.TITLES
+    )
+    jobs = latency.one_input("lenet5")
+    assert jobs["Predictor"]().probs.shape == (1, 10)
+    assert jobs["predictive"]().draws == latency.DRAWS
+    jobs["networks"]()
+    found = latency.measure("one input", "lenet5", 0)
+    assert found["rows"]["networks"]["ratio"] == 1
+    assert found["rows"]["Predictor"]["target"] == 1.2
 
 
 def test_a_peer_that_fails_gives_a_row_with_its_reason(load: Any) -> None:

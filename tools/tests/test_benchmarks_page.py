@@ -28,7 +28,7 @@ PLAIN = (FLOOR, "Adam", "a normal number per weight")
 
 @pytest.fixture
 def found(tmp_path: Path) -> dict[str, Any]:
-    """What three files of results hold."""
+    """What four files of results hold."""
     rows = {name: figure(1.0) | {"to": "Adam"} for name in PLAIN}
     rows |= {"vogn": figure(1.23) | {"to": "Adam", "target": 1.8, "memory": 1.87}}
     rows |= {name: {"to": "SGD", "error": "MemoryError"} for name in ("sgld", "hypernet")}
@@ -48,7 +48,21 @@ def found(tmp_path: Path) -> dict[str, Any]:
     lines = {name: {"to": "Adam", "points": points} for name in (FLOOR, "bbb")}
     growth = PROVENANCE | {"processes": {"mlp": lines, "lenet5": lines}}
     (tmp_path / "growth.json").write_text(json.dumps(growth))
+    served = {"networks": figure(1.0), "Predictor": figure(0.3) | {"target": 1.2}}
+    slow = {"one pass": figure(1.0), "predictive": figure(1.4) | {"target": 1.3}}
+    parts = {
+        "one input": {"lenet5": {"to": "networks", "rows": served, "more_ms": 1.26}},
+        "250 inputs": {"resnet18": {"to": "one pass", "rows": slow}},
+    }
+    (tmp_path / "latency.json").write_text(json.dumps(PROVENANCE | {"parts": parts}))
     return read_benchmarks(tmp_path)
+
+
+def test_answers_have_the_figures_of_the_file(found: dict[str, Any]) -> None:
+    rows = benchmarks_page(found).splitlines()
+    assert "| one input | 32 networks | LeNet-5 | **0.30 [0.25, 0.35]** ≤ 1.2 | – |" in rows
+    assert "| 250 inputs | one pass | ResNet-18 | – | 1.40 [1.35, 1.45], target 1.3 |" in rows
+    assert any("take `Predictor` 1.3 ms more than one pass" in row for row in rows)
 
 
 def test_the_page_has_the_figures_of_the_files(found: dict[str, Any], tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ from torchbayes.train.registry import METHODS
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 SCRIPTS = (
-    "timing", "steps", "adapters", "peers", "growth", "latency", "laplace_records", "evidence_grid", "quality",
+    "timing", "steps", "adapters", "peers", "growth", "latency", "laplace_records", "evidence_grid",
+    "quality",
     "quality_tasks", "quality_page",
 )  # fmt: skip
 

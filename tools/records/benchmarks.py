@@ -206,7 +206,7 @@ def machine(stored: Stored) -> str:
     parts = (part for net in stored.get("networks", {}).values() for part in net.values())
     commits = dict.fromkeys(part["commit"] for part in parts if "commit" in part)
     return (
-        f"{stored['threads']} threads, {stored['machine']['cores']} cores, "
+        f"{stored['threads']} thread{'s' * (stored['threads'] != 1)}, {stored['machine']['cores']} cores, "
         f"{stored['machine']['processor']}, torch {stored['versions']['torch']}, "
         f"commit {' and '.join(commits) or stored['commit']}"
     )

@@ -167,6 +167,7 @@ def test_the_command_line(run: Any, tmp_path: Path) -> None:
     found = {metric["type"]: metric["value"] for metric in result["metrics"]}
     assert found["accuracy"] == pytest.approx(scores["accuracy"], rel=1e-5)
     assert found.keys() >= {"accuracy", "nll", "ece", "brier", "auroc_ood"}
+    assert "takes image files too" in (out / "README.md").read_text(encoding="utf-8")
     # Five lines load it, without a model: the folder names its network.
     inputs = tb.load_data("digits").test.inputs
     loaded, original = tb.load_run(out), tb.load_run(folder)
@@ -175,6 +176,25 @@ def test_the_command_line(run: Any, tmp_path: Path) -> None:
     code, _, err = run("hub", folder, "--out", out)
     assert code == 2
     assert "is not an empty folder" in err
+
+
+def test_a_table_is_predicted_from_its_file(run: Any, tmp_path: Path) -> None:
+    table, out = tmp_path / "th<b>ings.csv", tmp_path / "hub"
+    rows = (f"{i % 7},{'red' if i % 3 else 'b|ue'},{i % 7 + i / 64}\n" for i in range(60))
+    table.write_text("size,<script>,price\n" + "".join(rows))
+    words = ["train", "--data", f"table:{table}", "--target", "price", "--epochs", "1"]
+    assert run(*words, "--out", tmp_path / "run")[0] == 0
+    assert run("hub", tmp_path / "run", "--out", out)[0] == 0
+    assert metadata(out)["pipeline_tag"] == "tabular-regression"
+    assert metadata(out)["model-index"][0]["results"][0]["dataset"]["name"] == "table:th<b>ings.csv"
+    text = (out / "README.md").read_text(encoding="utf-8").split("---")[2]
+    assert "columns size, &#60;script&#62;, and predicts price." in text
+    assert "<script" not in text
+    one, two = (
+        tb.load_run(f).predict(table, 4, generator=seeded()) for f in (out, tmp_path / "run")
+    )
+    assert torch.equal(one.mean, two.mean)
+    assert not any(str(tmp_path).encode() in file.read_bytes() for file in out.iterdir())
 
 
 def test_scores_of_other_settings_are_left_out(run: Any, tmp_path: Path) -> None:

@@ -325,6 +325,22 @@ def test_hwa_averages_a_mean_field() -> None:
     assert made.predict(module, loader(shuffle=False))[0].probs.shape == (BATCH, 2)
 
 
+@pytest.mark.parametrize("algorithm", ["norm", "value"])
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_gradients_are_clipped(precision: str, algorithm: str) -> None:
+    """To almost nothing: what is left of SGD's step is its bound."""
+    module = BayesianModule(network(), torch.optim.SGD, lr=1.0)
+    before = tb.snapshot(module.model)
+    swa = PosteriorCallback(tb.SWA(module.model))
+    trainer(
+        swa, max_steps=1, gradient_clip_val=1e-4, gradient_clip_algorithm=algorithm,
+        precision=precision,
+    ).fit(module, loader())  # fmt: skip
+    moved = torch.cat([(v - before[k]).flatten() for k, v in tb.snapshot(module.model).items()])
+    size = moved.norm() if algorithm == "norm" else moved.abs().max()
+    assert 0.9e-4 < size < 1.1e-4
+
+
 @pytest.mark.filterwarnings("default")
 def test_clipping_a_sampler_warns() -> None:
     with pytest.warns(UserWarning, match="belong to another distribution"):

@@ -11,6 +11,11 @@ from torchbayes.optim.base import ModelOptimizer
 from torchbayes.optim.natural_gradient import WeightOptimizer
 from torchbayes.optim.sampler import Sampler
 
+try:
+    from accelerate.optimizer import AcceleratedOptimizer
+except ImportError as error:
+    raise ImportError("accelerate is not installed: pip install accelerate") from error
+
 __all__ = ["prepare"]
 
 
@@ -50,7 +55,7 @@ def prepare(accelerator: Any, *objects: Any) -> Any:
     prepared = accelerator.prepare(*done)
     for one in [prepared] if len(objects) == 1 else prepared:
         inner = own_optimizer(one)
-        if isinstance(inner, ModelOptimizer) and inner is not one:
+        if isinstance(one, AcceleratedOptimizer) and isinstance(inner, ModelOptimizer):
             for name in ("sampled", "posterior"):
                 if hasattr(inner, name):
                     setattr(one, name, getattr(inner, name))

@@ -36,7 +36,7 @@ _SCORES = {
     "ece": "expected calibration error",
     "brier": "Brier score",
     "auroc_misclassification": "AUROC of the confidence for wrong answers",
-    "auroc_ood": "AUROC of the entropy for inputs from elsewhere",
+    "auroc_ood": "AUROC of the uncertainty for inputs from elsewhere",
 }
 
 _SETTINGS = ("data", "train_size", "epochs", "batch_size", "seed", "schedule", "options", "commit")
@@ -226,13 +226,15 @@ def _inputs(run: Run) -> list[str]:
     if known.table is not None:
         columns = ", ".join(_shown(column.name) for column in known.table.columns)
         return [
-            f"Inputs are the encoded rows of a table with the columns {columns}; `torchbayes predict` takes "
-            f"the table itself. It predicts {_shown(known.table.target)}.",
+            f"`run.predict` takes a table as a CSV file or a data frame with the columns {columns}, and "
+            f"predicts {_shown(known.table.target)}.",
             "",
         ]
     lines = []
     if known.shape:
-        lines.append(f"One input has the shape {_shown(str(tuple(known.shape)))}.")
+        image = isinstance(run.settings.get("build"), dict) and len(known.shape) == 3
+        also = "; `run.predict` takes image files too" if image else ""
+        lines.append(f"One input has the shape {_shown(str(tuple(known.shape)))}{also}.")
     if known.normalise is not None:
         lines.append("`run.predict` normalises inputs as in training: pass them as they are.")
     if known.unknown:

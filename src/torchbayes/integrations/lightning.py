@@ -276,6 +276,19 @@ class BayesianModule(lightning.LightningModule):
         with self._drawn:
             super().backward(loss, *args, **kwargs)
 
+    def configure_gradient_clipping(
+        self, optimizer: Any, gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:  # fmt: skip
+        """Clip the gradients, also in bfloat16, where Lightning refuses an optimiser that can unscale."""
+        scaled = getattr(self.trainer.precision_plugin, "scaler", None) is not None
+        if scaled or gradient_clip_val is None:
+            self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+            return
+        by_value = gradient_clip_algorithm == "value"
+        clip = nn.utils.clip_grad_value_ if by_value else nn.utils.clip_grad_norm_
+        clip([p for group in optimizer.param_groups for p in group["params"]], gradient_clip_val)
+
     def optimizer_zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """Clear the gradients, those of the likelihood too."""
         super().optimizer_zero_grad(*args, **kwargs)

@@ -81,6 +81,7 @@ def compare(
     ] = 0,
     out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("comparison"),
     resume: Annotated[bool, typer.Option("--resume", help="Keep what --out already has.")] = False,
+    device: opt.Device = None,
     data_dir: opt.DataDir = None,
     as_json: opt.Json = False,
 ) -> None:
@@ -136,7 +137,7 @@ def compare(
     command = shlex.join(["torchbayes", *sys.argv[1:]])
     runs = range(base.seed, base.seed + seeds)
     damaged = demo if corruptions is None else corruptions
-    plan = Comparison(base, rows, runs, out, data_dir, command, damaged)
+    plan = Comparison(base, rows, runs, out, data_dir, command, damaged, device)
     show_results(out, run_plan(plan), as_json)
 
 

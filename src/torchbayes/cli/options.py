@@ -17,8 +17,8 @@ import typer
 from typer.core import TyperCommand
 
 __all__ = [
-    "Augment", "BatchSize", "Cpu", "Data", "DataDir", "Drop", "Epochs", "Init", "Json", "Model", "ModelSet",
-    "Recipe", "RunFolder", "RunSamples", "Samples", "ScheduleName", "Seed", "Set", "Settings",
+    "Augment", "BatchSize", "Cpu", "Data", "DataDir", "Device", "Drop", "Epochs", "Init", "Json", "Model",
+    "ModelSet", "Recipe", "RunFolder", "RunSamples", "Samples", "ScheduleName", "Seed", "Set", "Settings",
     "TableSplit", "Target", "Task", "TestShare", "TrainingCommand", "method_pairs", "numbers",
     "searched", "settings_from",
 ]  # fmt: skip
@@ -113,6 +113,13 @@ DataDir = Annotated[
         "--data-dir",
         envvar="TORCHBAYES_DATA",
         help="Folder that already has the data files; otherwise they are downloaded to a cache.",
+    ),
+]
+Device = Annotated[
+    str | None,
+    typer.Option(
+        help="Device to compute on, such as cpu, cuda or cuda:1; under torchrun cuda is each process's own.",
+        show_default="the machine's accelerator, or else cpu",
     ),
 ]
 Settings = Annotated[

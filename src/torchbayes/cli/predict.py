@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from torchbayes.cli import options as opt
 from torchbayes.cli.output import answer, cell, table, visible
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["predict"]
 
@@ -27,6 +30,7 @@ def predict(
     raw: Annotated[
         bool, typer.Option("--raw", help="Leave out the run's calibration.json, if it has one.")
     ] = False,
+    device: opt.Device = None,
     data_dir: opt.DataDir = None,
     as_json: opt.Json = False,
 ) -> None:
@@ -39,15 +43,17 @@ def predict(
 
     Example: `torchbayes predict runs/housing new.csv --out predictions.csv`
     """
+    from torchbayes.core.device import process_device
     from torchbayes.experiments.trained_run import run_settings
     from torchbayes.train.run_folder import RunFolder
 
+    place = process_device(device)
     if run_settings(RunFolder(run)).is_table:
-        _predict_rows(run, files, out, samples, raw, as_json)
+        _predict_rows(run, files, out, samples, raw, place, as_json)
         return
     if out is not None:
         raise ValueError("--out is for the rows of a table: use --json for images")
-    _predict_images(run, files, samples, raw, data_dir, as_json)
+    _predict_images(run, files, samples, raw, place, data_dir, as_json)
 
 
 def _predict_images(
@@ -55,6 +61,7 @@ def _predict_images(
     files: list[Path],
     samples: int | None,
     raw: bool,
+    device: torch.device,
     data_dir: Path | None,
     as_json: bool,
 ) -> None:
@@ -64,7 +71,7 @@ def _predict_images(
     from torchbayes.experiments.table_predictions import predict_rows
     from torchbayes.experiments.trained_run import kept_run
 
-    trained = kept_run(run, data_dir)
+    trained = kept_run(run, data_dir, device)
     shape, name = trained.preprocessing.shape, trained.settings["data"]
     if len(shape) != 3:
         raise ValueError(f"{run} was trained on {name}, which has no images")
@@ -101,7 +108,13 @@ def _echo(notes: list[str], as_json: bool) -> None:
 
 
 def _predict_rows(
-    run: Path, files: list[Path], out: Path | None, samples: int | None, raw: bool, as_json: bool
+    run: Path,
+    files: list[Path],
+    out: Path | None,
+    samples: int | None,
+    raw: bool,
+    device: torch.device,
+    as_json: bool,
 ) -> None:
     from torchbayes.experiments.table_predictions import predict_table, write_csv
 
@@ -109,7 +122,7 @@ def _predict_rows(
         raise ValueError(
             f"{run} was trained on a table: give one table to predict, not {len(files)}"
         )
-    rows, notes = predict_table(run, files[0], samples, raw=raw)
+    rows, notes = predict_table(run, files[0], samples, raw=raw, device=device)
     if out is not None:
         write_csv(out, rows)
         notes.append(f"predictions of {len(rows):,} rows: {out}")

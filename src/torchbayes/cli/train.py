@@ -79,6 +79,7 @@ def train(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
     checkpoint_seconds: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 30.0,
+    device: opt.Device = None,
     logger: Annotated[
         str | None,
         typer.Option(
@@ -97,6 +98,7 @@ def train(
     train ensemble members side by side. Stop with Ctrl-C at any time and continue with `--resume`.
     """
     from torchbayes.core import distributed
+    from torchbayes.core.device import process_device
     from torchbayes.experiments.settings import Experiment
     from torchbayes.experiments.trained_run import TrainedRun
     from torchbayes.experiments.training import train_experiment
@@ -117,7 +119,7 @@ def train(
     settings["options"] = {**settings.get("options", {}), **pairs}
     experiment = Experiment.from_settings(settings, "the settings")
     folder = out if out is not None else _default_folder(experiment)
-    with distributed.process_group():
+    with distributed.process_group(device):
         loaded = experiment.load_data(data_dir)
         if loaded.table is not None and distributed.rank() == 0:
             notice(loaded.note, as_json)
@@ -128,10 +130,12 @@ def train(
             data=loaded,
             resume=resume,
             checkpoint_seconds=checkpoint_seconds,
+            device=device,
             logger=tracked,
         )
         if distributed.rank() == 0:
-            trained = TrainedRun(folder, data_dir, experiment=experiment, data=loaded)
+            place = process_device(device)
+            trained = TrainedRun(folder, data_dir, experiment=experiment, data=loaded, device=place)
             _score(trained, as_json)
 
 
@@ -222,11 +226,13 @@ def evaluate(
             "--corruptions", help="Also score noisy, blurred and otherwise corrupted test images."
         ),
     ] = False,
+    device: opt.Device = None,
     data_dir: opt.DataDir = None,
     as_json: opt.Json = False,
 ) -> None:
     """Score a finished run on its test set and on out-of-distribution inputs."""
+    from torchbayes.core.device import process_device
     from torchbayes.experiments.trained_run import TrainedRun
 
-    trained = TrainedRun(run, data_dir)
+    trained = TrainedRun(run, data_dir, device=process_device(device))
     _score(trained, as_json, samples=samples, last=last, corruptions=corruptions)

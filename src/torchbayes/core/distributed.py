@@ -5,6 +5,7 @@ Every function also works without a process group, as if there were one process.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
 import os
@@ -21,12 +22,14 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
+from torchbayes.core.device import identity, take_device
 from torchbayes.core.heartbeat import Heartbeat
 
 __all__ = [
     "LostProcessError",
     "any_of",
     "average_gradients",
+    "back_ends",
     "barrier",
     "broadcast",
     "gather",
@@ -34,6 +37,7 @@ __all__ = [
     "process_group",
     "rank",
     "refuse_averaging",
+    "refuse_shared",
     "standing_in",
     "stands_in",
     "sum_packed",
@@ -96,7 +100,25 @@ def _limit() -> float:
     return seconds
 
 
-def _joined(limit: float) -> Heartbeat:
+def back_ends(device: torch.device) -> str:
+    """Return the communication back ends for tensors of the CPU, and of the device if it is another one.
+
+    Example:
+        >>> back_ends(torch.device("cpu")), back_ends(torch.device("cuda", 1))
+        ('cpu:gloo', 'cpu:gloo,cuda:nccl')
+    """
+    if device.type == "cpu":
+        return "cpu:gloo"
+    known = dist.Backend.default_device_backend_map
+    if device.type not in known:
+        raise ValueError(
+            f"torch.distributed has no back end for {device.type} devices: train in one process, or pass "
+            'device="cpu"'
+        )
+    return f"cpu:gloo,{device.type}:{known[device.type]}"
+
+
+def _joined(limit: float, device: torch.device) -> Heartbeat:
     """Meet the processes that torchrun has started at its store."""
     global _meetings
     found: Iterator[tuple[Any, int, int]] = rendezvous("env://", timeout=_JOINING)
@@ -115,25 +137,28 @@ def _joined(limit: float) -> Heartbeat:
     group = PrefixStore(f"group/{_meetings}", store)
     # A process that waits for another one in a step, longer than this, gives it up.
     dist.init_process_group(
-        "nccl" if torch.cuda.is_available() else "gloo", store=group, rank=own, world_size=world,
-        timeout=timedelta(seconds=limit),
+        back_ends(device), store=group, rank=own, world_size=world, timeout=timedelta(seconds=limit),
     )  # fmt: skip
     return Heartbeat(common, own, world, limit)
 
 
 @contextmanager
-def process_group() -> Iterator[None]:
+def process_group(device: str | torch.device | None = None) -> Iterator[None]:
     """Join the processes that torchrun started, if it did; leave them when the block ends.
 
     A process that dies or ends with an error ends the others at once, one that hangs after
     `TORCHBAYES_PROCESS_TIMEOUT` seconds (120).
+
+    Args:
+        device: The `device` of `fit`. Every process takes an accelerator of its own, unless it is the CPU.
     """
     global _heartbeat
     if int(os.environ.get("WORLD_SIZE", "1")) <= 1 or dist.is_initialized():
         yield
         return
+    taken = take_device(device)
     with _talking():
-        _heartbeat = _joined(_limit())
+        _heartbeat = _joined(_limit(), taken)
     error: BaseException | None = None
     try:
         yield
@@ -146,9 +171,28 @@ def process_group() -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def _finish(work: Any) -> None:
-    """Wait for an operation; say so if it takes long."""
-    if _heartbeat is None or dist.get_backend() != "gloo":
+def refuse_shared(device: torch.device) -> None:
+    """Raise a `ValueError` in all processes if two of them compute on the same accelerator.
+
+    Args:
+        device: That of this process.
+    """
+    if not _together() or device.type == "cpu":
+        return
+    digest = hashlib.sha256(identity(device).encode()).digest()[:8]
+    taken = [int(one) for one in gather(torch.tensor(int.from_bytes(digest, "big", signed=True)))]
+    for process, one in enumerate(taken):
+        if one in taken[:process]:
+            raise ValueError(
+                f"processes {taken.index(one)} and {process} compute on the same accelerator: pass "
+                f"device={device.type!r}, so that each takes its own, and start no more of them than a "
+                "machine has devices"
+            )
+
+
+def _finish(work: Any, tensor: Tensor) -> None:
+    """Wait for an operation on a tensor; say so if it takes long."""
+    if _heartbeat is None or tensor.device.type != "cpu":
         work.wait()
         return
     try:
@@ -223,6 +267,11 @@ def refuse_averaging(module: nn.Module, _args: Any) -> None:
         )
 
 
+def _devices() -> list[str]:
+    """Return the kinds of devices whose tensors the group can send."""
+    return [part.partition(":")[0] for part in dist.get_backend_config().split(",")]
+
+
 def barrier() -> None:
     """Wait for all processes, as long as they live."""
     if _together():
@@ -238,7 +287,7 @@ def broadcast(tensors: Sequence[Tensor], source: int = 0) -> None:
     if _together():
         with _talking():
             for tensor in tensors:
-                _finish(dist.broadcast(tensor.detach(), source, async_op=True))
+                _finish(dist.broadcast(tensor.detach(), source, async_op=True), tensor)
 
 
 def gather(tensor: Tensor) -> list[Tensor]:
@@ -247,7 +296,7 @@ def gather(tensor: Tensor) -> list[Tensor]:
         return [tensor]
     result = [torch.empty_like(tensor) for _ in range(world_size())]
     with _talking():
-        _finish(dist.all_gather(result, tensor.contiguous(), async_op=True))
+        _finish(dist.all_gather(result, tensor.contiguous(), async_op=True), tensor)
     return result
 
 
@@ -255,10 +304,11 @@ def any_of(flags: Sequence[bool]) -> list[bool]:
     """Return for each flag whether any process sets it, in one message."""
     if not _together():
         return list(flags)
-    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+    # On the CPU, where a group of the user's own has a back end for it: a device need not be waited for.
+    device = "cpu" if "cpu" in _devices() else _devices()[0]
     counts = torch.tensor([float(flag) for flag in flags], device=device)
     with _talking():
-        _finish(dist.all_reduce(counts, async_op=True))
+        _finish(dist.all_reduce(counts, async_op=True), counts)
     return [count > 0 for count in counts.tolist()]
 
 
@@ -277,7 +327,7 @@ def average_gradients(parameters: Sequence[Tensor], share: float) -> None:
     gradients = [p.grad for p in parameters if p.grad is not None]
     packed = torch.cat([g.reshape(-1).float() for g in gradients]).mul_(share)
     with _talking():
-        _finish(dist.all_reduce(packed, async_op=True))
+        _finish(dist.all_reduce(packed, async_op=True), packed)
     for gradient, part in zip(gradients, packed.split([g.numel() for g in gradients]), strict=True):
         gradient.copy_(part.view_as(gradient))
 
@@ -295,6 +345,6 @@ def sum_packed(tensors: Sequence[Tensor]) -> None:
         dtype = torch.promote_types(dtype, tensor.dtype)
     packed = torch.cat([t.reshape(-1).to(dtype) for t in tensors])
     with _talking():
-        _finish(dist.all_reduce(packed, async_op=True))
+        _finish(dist.all_reduce(packed, async_op=True), packed)
     for tensor, part in zip(tensors, packed.split([t.numel() for t in tensors]), strict=True):
         tensor.copy_(part.view_as(tensor))

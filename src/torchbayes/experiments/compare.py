@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from torchbayes._version import __version__
+from torchbayes.core.device import process_device
 from torchbayes.core.storage import atomic_path, write_json
 from torchbayes.data import DataSet, OutOfDistribution, Split, ood_for
 from torchbayes.experiments.calibrate import calibrate
@@ -179,6 +180,7 @@ class Comparison:
         data_dir: Folder of the data, if not the usual one.
         command: Command that repeats the comparison, for the report.
         corruptions: Also score every run on corrupted test images.
+        device: Device to compute on; the machine's accelerator, if it has one, or else the CPU if None.
     """
 
     def __init__(
@@ -190,9 +192,10 @@ class Comparison:
         data_dir: Path | None = None,
         command: str | None = None,
         corruptions: bool = False,
+        device: str | None = None,
     ) -> None:
         self.base, self.out, self.data_dir, self.command = base, out, data_dir, command
-        self.corruptions = corruptions
+        self.corruptions, self.device = corruptions, process_device(device)
         for row in rows:
             check_name(row.name)
         self.jobs = [
@@ -256,11 +259,20 @@ class Comparison:
 
     def _train(self, job: Job, whole: DataSet, progress: Progress) -> None:
         data = job.experiment.split(whole)
-        train_experiment(job.experiment, job.folder, data=data, resume=True, progress=progress)
+        train_experiment(
+            job.experiment,
+            job.folder,
+            data=data,
+            resume=True,
+            device=self.device,
+            progress=progress,
+        )
 
     def _score(self, job: Job, whole: DataSet, ood: OutOfDistribution) -> dict[str, Any]:
         data, last = job.experiment.split(whole), job.row.last_of is not None
-        run = TrainedRun(job.run_folder, self.data_dir, experiment=job.experiment, data=data)
+        run = TrainedRun(
+            job.run_folder, self.data_dir, experiment=job.experiment, data=data, device=self.device
+        )
         scores = job.scores
         if scores is None or self._lacks_corruptions(job):
             # A table is encoded by its training rows, so that inputs of another split would not fit.

@@ -23,13 +23,16 @@ class PeakMemory:
 
 
 @contextmanager
-def peak_memory() -> Iterator[PeakMemory]:
+def peak_memory(device: torch.device | None = None) -> Iterator[PeakMemory]:
     """Measure how much memory the code inside takes on top of what was in use before.
 
     On a GPU, what torch allocated there. On Linux, the rise of the process's resident memory, after memory
     freed earlier was returned to the system, without pages of files: the system loads those of libraries and
     drops them as it likes. Small networks are lost in the noise of about a megabyte. Elsewhere it is not
     measured.
+
+    Args:
+        device: Device that the code computes on; the GPU, if there is one, if None.
 
     Example:
         >>> with peak_memory() as peak:
@@ -38,7 +41,7 @@ def peak_memory() -> Iterator[PeakMemory]:
         True
     """
     peak = PeakMemory()
-    if torch.cuda.is_available():
+    if torch.cuda.is_available() if device is None else device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         yield peak

@@ -12,7 +12,7 @@ import torch
 from torchbayes.core.storage import atomic_path
 from torchbayes.data import DataError, TableEncoding
 from torchbayes.data.table_file import read_text_table
-from torchbayes.experiments.trained_run import kept_run
+from torchbayes.experiments.trained_run import kept_run, on_cpu
 from torchbayes.serving.figures import Row, prediction_rows
 from torchbayes.train.run import Run
 from torchbayes.train.run_folder import RunFolder
@@ -21,7 +21,12 @@ __all__ = ["predict_rows", "predict_table", "write_csv"]
 
 
 def predict_table(
-    run: Path, file: Path, samples: int | None = None, *, raw: bool = False
+    run: Path,
+    file: Path,
+    samples: int | None = None,
+    *,
+    raw: bool = False,
+    device: torch.device | None = None,
 ) -> tuple[list[Row], list[str]]:
     """Predict the rows of a table with a run that was trained on one.
 
@@ -32,6 +37,7 @@ def predict_table(
         file: Table with the columns of the training table, in any order; the target may be missing.
         samples: Number of draws, by default the run's own setting.
         raw: Leave out the run's calibration.
+        device: Device to predict on; the CPU if None.
 
     Returns:
         The rows of `predict_rows`, and sentences about what was unusual.
@@ -41,7 +47,7 @@ def predict_table(
     if not text.rows:
         raise DataError(f"{file} has column names but no rows: give a row per example")
     inputs, notes = encoding.encode(text)
-    rows, said = predict_rows(kept_run(run), inputs, samples, raw=raw)
+    rows, said = predict_rows(kept_run(run, device=device), inputs, samples, raw=raw)
     return rows, notes + said
 
 
@@ -63,7 +69,7 @@ def predict_rows(
     result = run.predict(
         inputs, draws, calibrated=False, generator=torch.Generator().manual_seed(0)
     )
-    rows, notes = prediction_rows(run, result, raw=raw)
+    rows, notes = prediction_rows(run, on_cpu(result), raw=raw)
     return rows, [f"{note} (--raw leaves it out)" for note in notes]
 
 

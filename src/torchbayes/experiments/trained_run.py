@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from torchbayes.core.batch import map_tensors
 from torchbayes.data import (
     DataSet,
     ImageFolder,
@@ -26,7 +28,7 @@ from torchbayes.predict.results import ClassPredictive, Predictive
 from torchbayes.train.run import Run, load_run
 from torchbayes.train.run_folder import RunError, RunFolder
 
-__all__ = ["TrainedRun", "kept_run", "preprocessing_of", "run_settings"]
+__all__ = ["TrainedRun", "kept_run", "on_cpu", "preprocessing_of", "run_settings"]
 
 
 class TrainedRun:
@@ -37,6 +39,7 @@ class TrainedRun:
         data_dir: Folder of the data, if not the usual one.
         experiment: Settings of the run, read from its config.toml by default.
         data: Result of `experiment.load_data`, loaded by default.
+        device: Device to predict on; the CPU if None.
     """
 
     def __init__(
@@ -46,12 +49,15 @@ class TrainedRun:
         *,
         experiment: Experiment | None = None,
         data: DataSet | None = None,
+        device: torch.device | None = None,
     ) -> None:
         self.files, self.data_dir = RunFolder(folder), data_dir
         self.experiment = run_settings(self.files) if experiment is None else experiment
         self.data = self._load_data() if data is None else data
         self.model = self.experiment.model_factory(self.data)()
         self.files.read_rest(self.model)
+        self.device = torch.device("cpu") if device is None else device
+        self.model.to(self.device)
 
     def _load_data(self) -> DataSet:
         kept = self.experiment.is_table and self.files.posterior_file.exists()
@@ -87,7 +93,8 @@ class TrainedRun:
     def likelihood(self) -> Likelihood:
         """Return the likelihood, with the noise level that was learned in training."""
         kept = self.files.likelihood_file.exists()
-        return self.files.read_likelihood(None if kept else self.experiment.likelihood(self.data))
+        own = None if kept else self.experiment.likelihood(self.data)
+        return self.files.read_likelihood(own).to(self.device)
 
     def predict(
         self,
@@ -98,7 +105,7 @@ class TrainedRun:
         posterior: Posterior | None = None,
         likelihood: Likelihood | None = None,
     ) -> Predictive:
-        """Predict inputs that are already normalised.
+        """Predict inputs that are already normalised; what is returned is on the CPU.
 
         Args:
             inputs: Inputs for `torchbayes.predictive`.
@@ -109,7 +116,7 @@ class TrainedRun:
         """
         if posterior is None:
             posterior = self.last_sample() if last else self.posterior()
-        return predictive(
+        result = predictive(
             self.model,
             posterior,
             inputs,
@@ -118,6 +125,7 @@ class TrainedRun:
             torch.Generator().manual_seed(0),
             recalibrate=False,
         )
+        return on_cpu(result)
 
     def predict_split(
         self, split: Split | ImageFolder, samples: int | None = None, **options: Any
@@ -149,7 +157,14 @@ def preprocessing_of(data: DataSet) -> Preprocessing:
     )
 
 
-def kept_run(folder: Path, data_dir: Path | None = None) -> Run:
+def on_cpu(result: Predictive) -> Predictive:
+    """Return predictions whose tensors are on the CPU, as scores, targets and files are."""
+    moved = copy.copy(result)
+    vars(moved).update(map_tensors(dict(vars(result)), Tensor.cpu))
+    return moved
+
+
+def kept_run(folder: Path, data_dir: Path | None = None, device: torch.device | None = None) -> Run:
     """Load a finished run of the command line, for predictions.
 
     The data are needed for a run of an older version only, which did not keep the names of its classes.
@@ -157,7 +172,16 @@ def kept_run(folder: Path, data_dir: Path | None = None) -> Run:
     Args:
         folder: Run folder.
         data_dir: Folder of the data, if not the usual one.
+        device: Device to predict on; the CPU if None.
     """
+    run = _loaded(folder, data_dir)
+    if device is not None:
+        run.model.to(device)
+        run.likelihood.to(device)
+    return run
+
+
+def _loaded(folder: Path, data_dir: Path | None) -> Run:
     files = RunFolder(folder)
     settings = run_settings(files)
     if "build" in files.read_config() and files.likelihood_file.exists():

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from torchbayes.core import distributed
+from torchbayes.core.device import process_device
 from torchbayes.core.errors import FileError
 from torchbayes.core.reading import read_json
 from torchbayes.core.storage import write_json
@@ -45,6 +46,7 @@ def train_experiment(
     data: DataSet,
     resume: bool = False,
     checkpoint_seconds: float = 30.0,
+    device: str | torch.device | None = None,
     progress: bool | Progress = True,
     logger: Logger | None = None,
 ) -> Run:
@@ -56,6 +58,7 @@ def train_experiment(
         data: Result of `experiment.load_data`.
         resume: Continue the run in `folder`, if there is one.
         checkpoint_seconds: Seconds between checkpoints.
+        device: Device to train on; the machine's accelerator, if it has one, or else the CPU if None.
         progress: Whether to show a progress bar, or a custom display.
         logger: Receives per-epoch metrics and the posterior's path.
     """
@@ -63,8 +66,8 @@ def train_experiment(
     if resume and there.config_file.exists():
         check_run(there, experiment, data)
     make = experiment.model_factory(data)
-    device = "cuda" if torch.cuda.is_available() else None
-    with distributed.process_group():
+    with distributed.process_group(device):
+        place = process_device(device)
         alone = find_method(experiment.method).one_per_rank
         rank, world = (0, 1) if alone else (distributed.rank(), distributed.world_size())
         loader = make_loader(
@@ -73,15 +76,15 @@ def train_experiment(
         )  # fmt: skip
         held_out = None if data.validation is None else make_loader(data, data.validation, 512)
         with threads_for(make, experiment.batch_size):
-            _warm_up(experiment, data, make, device)
-            with peak_memory() as peak:
+            _warm_up(experiment, data, make, place)
+            with peak_memory(place) as peak:
                 run = fit(
                     make, loader, experiment.method, epochs=experiment.epochs,
                     likelihood=experiment.likelihood(data), validation=held_out,
                     init=experiment.init or None, reset=experiment.reset or None,
                     schedule=experiment.schedule, clip_norm=experiment.clip_norm or None,
                     amp=experiment.amp or None, accumulate=experiment.accumulate,
-                    seed=experiment.seed, device=device, folder=folder, resume=resume,
+                    seed=experiment.seed, device=place, folder=folder, resume=resume,
                     checkpoint_seconds=checkpoint_seconds,
                     config={
                         **run_config(experiment, data), "build": experiment.build(data),
@@ -115,7 +118,7 @@ def threads_for(make: Callable[[], nn.Module], batch_size: int) -> Iterator[None
 
 
 def _warm_up(
-    experiment: Experiment, data: DataSet, make: Callable[[], nn.Module], device: str | None
+    experiment: Experiment, data: DataSet, make: Callable[[], nn.Module], device: torch.device
 ) -> None:
     """Train a throw-away network for one update, and take one sampler step.
 

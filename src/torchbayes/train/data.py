@@ -38,7 +38,6 @@ _FAR = 20.0
 
 __all__ = [
     "as_loader",
-    "check_device",
     "device_of",
     "leave_out_singles",
     "likelihood_for",
@@ -241,16 +240,3 @@ def _remedy(inputs: Any) -> str:
         kind = str(inputs.dtype).removeprefix("torch.")
         return f"the inputs are {kind}; convert them to float32 if they are numbers, not indices"
     return "choose a model that fits the data"
-
-
-def check_device(device: str | torch.device | None) -> None:
-    """Raise a `ValueError` if there is no such device."""
-    if device is None:
-        return
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ValueError(
-            f"device is {str(device)!r}, which this torch cannot use ({str(error).splitlines()[0]}): leave "
-            "it out to train where the model is"
-        ) from error

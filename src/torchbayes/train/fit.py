@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from torchbayes.core import distributed
 from torchbayes.core.batch import slice_batch
+from torchbayes.core.device import process_device
 from torchbayes.core.names import named_parameters, unwrapped
 from torchbayes.core.outputs import Output
 from torchbayes.core.parameters import (
@@ -32,7 +33,6 @@ from torchbayes.posterior import Point, snapshot
 from torchbayes.predict.predictive import predictive
 from torchbayes.train.data import (
     as_loader,
-    check_device,
     device_of,
     leave_out_singles,
     likelihood_for,
@@ -137,7 +137,8 @@ def fit(
         amp: `"bfloat16"` or `"float16"` to compute the forward pass in that type.
         accumulate: Gradient-accumulation steps per update, to save memory.
         seed: Random seed, for the order of the data, augmentation and all draws.
-        device: Device to train on; the model's own if None.
+        device: Device to train on; the model's own if None. Under torchrun `"cuda"` is this process's own
+            one: that of its `LOCAL_RANK`.
         in_place: Train the network itself, and the likelihood, instead of copies. Which of its modules are in
             training mode is as before afterwards.
         folder: Run folder, for checkpoints, metrics and the posterior.
@@ -169,19 +170,20 @@ def fit(
     check_options(method_class, options)
     schedule = as_schedule(schedule)
     _check_numbers(epochs, batch_size, accumulate, train_size, clip_norm, amp)
-    check_device(device)
     if accumulate > 1 and not split:
         raise ValueError(
             f"accumulate is {accumulate}, but split=False passes inputs whole: leave out one"
         )
     with contextlib.ExitStack() as stack:
-        stack.enter_context(distributed.process_group())
+        stack.enter_context(distributed.process_group(device))
         stack.enter_context(_seeded(seed))
         # A resumed run reads all weights, and other processes receive them: then nothing can be shared.
         shared = not resume and distributed.world_size() == 1
         made, params = _own_network(model, params, in_place, shared)
-        if device is not None:
-            made = made.to(device)
+        place = process_device(device, device_of(made))
+        distributed.refuse_shared(place)
+        if place != device_of(made):
+            made = made.to(place)
         if in_place:
             stack.enter_context(kept_modes(made))
         stack.enter_context(training_only(made, params))

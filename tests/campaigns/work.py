@@ -59,7 +59,7 @@ def main(kind: str, file: str, seed: int, seconds: float) -> None:
         }
         # On a short run, fewer steps.
         watching: Iterator[tuple[str, str]] = steady.rounds(
-            folder / "steady", min(1.0, seconds / 1200)
+            folder / "steady", min(1.0, seconds / 600)
         )
         scale = min(1.0, seconds / 600)
         for part, share in itertools.cycle(_SHARES):

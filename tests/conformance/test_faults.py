@@ -31,14 +31,15 @@ _GENERATED = (
 
 
 @every_method
-@pytest.mark.parametrize("error", [Failed, KeyboardInterrupt])
 @pytest.mark.parametrize("where", PLACES)
 def test_an_exception_leaves_everything_as_it_was(
-    method: str, where: str, error: type[BaseException], caplog: pytest.LogCaptureFixture
+    method: str, where: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.ERROR, "torchbayes")
     data = blobs(64)
-    for in_place, at in ((False, 2), (True, 3)):
+    chances: list[tuple[bool, int, type[BaseException]]]
+    chances = [(False, 2, Failed), (True, 3, KeyboardInterrupt)]
+    for in_place, at, error in chances:
         plan = Plan(where, at, error)
         torch.manual_seed(0)
         network = FailingNet(plan)
@@ -179,7 +180,7 @@ def test_a_gradient_that_is_not_finite_is_an_error_with_step_and_layer(method: s
         @staticmethod
         def backward(ctx: Any, gradient: Tensor) -> Tensor:
             Broken.count += 1
-            return gradient * torch.nan if Broken.count == 4 else gradient
+            return gradient * torch.nan if Broken.count >= 4 else gradient
 
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -189,9 +190,11 @@ def test_a_gradient_that_is_not_finite_is_an_error_with_step_and_layer(method: s
         def forward(self, x: Tensor) -> Tensor:
             return self.last(Broken.apply(F.relu(self.first(x))))
 
-    with pytest.raises(tb.TrainingError, match=r"step [34] .*first\.weight") as caught:
-        tb.fit(Net, blobs(), method, epochs=4, batch_size=120, progress=False)
-    assert caught.value.step in (3, 4)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "training broke down .*goes back")  # it is tried again
+        with pytest.raises(tb.TrainingError, match=r"step [0-9]+ .*first\.weight") as caught:
+            tb.fit(Net, blobs(), method, epochs=4, batch_size=120, progress=False)
+    assert caught.value.step in (2, 3, 4)
 
 
 @every_method

@@ -20,9 +20,7 @@ from ..processes import forkserver
 __all__ = ["SUBJECTS", "measure", "rounds"]
 
 STEPS, PREDICTIONS, WARM = 2000, 500, 300
-_BYTES = (
-    3 << 20
-)  # of noise in the resident size; a leak of one small tensor a step is ten times that
+_BYTES = 1 << 19  # a leak of half a kilobyte a step
 
 
 def _optimiser(name: str) -> Callable[[], None]:

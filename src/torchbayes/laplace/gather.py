@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Iterator
 from itertools import chain
@@ -178,8 +179,20 @@ class Checkpoint:
                     f"{self.path} has the statistics of another Laplace posterior ({name} is "
                     f"{settings.get(name)!r}, not {value!r}): choose another folder or delete it"
                 )
+        numbers = [settings.get(name) for name in ("examples", "count", "total", "batches")]
+        try:
+            if not all(type(n) in (int, float) and math.isfinite(n) for n in numbers):
+                raise ValueError("its counts are no numbers")
+            if not isinstance(settings.get("finished"), bool) or not isinstance(
+                settings.get("biases"), dict
+            ):
+                raise ValueError("its entries are of other types")
+            generator.set_state(tensors.pop("generator"))
+        except (LookupError, RuntimeError, TypeError, ValueError) as error:
+            raise PosteriorFileError(
+                f"{self.path} is damaged ({str(error).splitlines()[0]}): delete it to gather it again"
+            ) from error
         device = next(iter(structure.weights.values())).device
-        generator.set_state(tensors.pop("generator"))
         # Copies in torch's own alignment: a product's last bit may depend on it.
         structure.sums = {name: tensor.to(device).clone() for name, tensor in tensors.items()}
         if isinstance(structure, Kronecker):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import os
@@ -22,6 +23,7 @@ from PIL import Image
 import torchbayes as tb
 from tests.campaigns.requests import campaign
 from tests.processes import forkserver
+from torchbayes.serving.guard import Guard
 
 from .conftest import HOSTILE
 from .running import running
@@ -260,6 +262,25 @@ def test_bodies_above_the_limit_with_and_without_a_length(pictures: httpx.Client
         pictures.post("/predict", content=iter([fits[:9], fits[9:]]), headers=JSON).status_code
         == 200
     )
+
+
+def test_a_body_that_does_not_arrive_in_time() -> None:
+    sent: list[Any] = []
+
+    async def nothing(*_: Any) -> None:
+        raise AssertionError("passed on")
+
+    async def receive() -> Any:
+        await asyncio.sleep(0.05)
+        return {"type": "http.request", "body": b"x", "more_body": True}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "headers": []}
+    asyncio.run(Guard(nothing, 1000, seconds=0.2)(scope, receive, send))
+    assert sent[0]["status"] == 408
+    assert json.loads(sent[1]["body"]) == {"error": "the body did not arrive within 0.2 seconds"}
 
 
 def test_a_client_that_goes_away_or_sends_garbage_harms_nobody(pictures: httpx.Client) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import logging
 import socket
 from collections.abc import Callable
 
@@ -69,6 +70,8 @@ def serve(
             timeout_graceful_shutdown=10, limit_concurrency=_MOST_CONNECTIONS,
         )
     )  # fmt: skip
+    # It would write a line for every form that cannot be parsed.
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)
     started(server)
     try:
         server.run(sockets=[listening])

@@ -847,3 +847,39 @@ def test_outputs_of_whole_inputs_may_have_another_length() -> None:
     assert len(tb.predictive(net, point, torch.randn(5, 3), split=False)) == 1
     with pytest.raises(ValueError, match=r"for 5 examples.*split=False"):
         tb.predictive(net, point, torch.randn(5, 3))
+
+
+@pytest.mark.parametrize("split", [True, False])
+@pytest.mark.parametrize("head", [True, False], ids=["last layer", "all weights"])
+@pytest.mark.parametrize("serve", [False, True])
+def test_a_network_that_writes_to_its_inputs_writes_to_copies(
+    path: str, split: bool, head: bool, serve: bool
+) -> None:
+    class Centres(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.last = nn.Linear(3, 5), nn.Linear(5, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            logits: Tensor = self.last(self.body(x.sub_(1)).tanh())
+            return logits
+
+    torch.manual_seed(0)
+    model, x = Centres(), normals(6, 3)
+    q = spread(model)
+    if head:
+        q = tb.Gaussian(tb.snapshot(model), {"last.weight": torch.ones(4, 5)})
+    before, expected = x.clone(), by_hand_on_copies(model, q, x)
+    if serve:
+        p = tb.Predictor(model, q, 5, generator=seeded(5), split=split)(x)
+    else:
+        p = tb.predictive(model, q, x, samples=5, generator=seeded(5), split=split)
+    assert torch.equal(x, before)
+    torch.testing.assert_close(p.probs, expected)
+
+
+def by_hand_on_copies(model: nn.Module, posterior: Posterior, x: Tensor) -> Tensor:
+    draws = posterior.draws(5, seeded(5))
+    with torch.no_grad():
+        each = [functional_call(model, draw, (x.clone(),)).softmax(1) for draw in draws]
+    return torch.stack(each).mean(0)

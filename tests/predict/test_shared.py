@@ -269,3 +269,20 @@ def test_in_inference_mode() -> None:
     assert CALLS["body"] == 20
     assert isinstance(inside, tb.ClassPredictive)
     torch.testing.assert_close(inside.probs.clone(), expected)
+
+
+def test_what_is_kept_for_all_draws_fits_into_memory() -> None:
+    sizes: list[int] = []
+    model = nn.Sequential(nn.Linear(4, 512), nn.Tanh(), nn.Linear(512, 512), nn.Linear(512, 3))
+    model[1].register_forward_hook(lambda _m, _i, outputs: sizes.append(len(outputs)))
+    mean = tb.snapshot(model)
+    q = tb.Gaussian(mean, {"3.weight": torch.ones(3, 512)})
+    x = inputs(400)
+    p = tb.predictive(model, q, x, 4, generator=torch.Generator().manual_seed(0))
+    sizes.clear()
+    small = tb.predictive(
+        model, q, x, 4, generator=torch.Generator().manual_seed(0), max_memory=1 << 20
+    )
+    # Three tensors of 512 numbers for every example, for which a quarter is set aside.
+    assert max(sizes) * 3 * 512 * 4 <= 1 << 18
+    torch.testing.assert_close(numbers(small), numbers(p))

@@ -55,11 +55,13 @@ class Measured(NamedTuple):
         peak: Bytes at the largest operation, of its inputs and its results.
         passing: Bytes of all operations together.
         batched: Whether vmap has a rule for every operation.
+        writes: Whether the network writes to its inputs.
     """
 
     peak: int
     passing: int
     batched: bool
+    writes: bool
 
 
 class Passes:
@@ -87,7 +89,8 @@ class Passes:
         self.can_vmap = vmappable and split
         self._read = size_of(list(model.parameters()))  # by every pass, held or not
         self._sharing: Sharing | None = None
-        self._tried, self._tail = False, 0
+        self._tried, self._tail, self._kept = False, 0, 0
+        self._writes: bool | None = None  # to its inputs
 
     def pieces(self, draw: Weights, batch: Any) -> tuple[list[Any], int]:
         """Cut a batch into pieces; return them and the bytes that the largest takes in a pass.
@@ -97,14 +100,16 @@ class Passes:
             batch: The inputs.
         """
         if not self.split:
-            # Shows what the network writes to.
-            with LeakWatch(self._model, self._network.twin):
-                self._network(draw, self._suited(batch))
+            if self._writes is None:
+                inputs = _copied(self._suited(batch))
+                with LeakWatch(self._model, self._network.twin):
+                    self._network(draw, inputs)
+                self._writes = _written(inputs)
             return [batch], 1
         length = batch_len(batch)
         if length == 0:
             return [], 1
-        per_example, passing, batched = self._measure(draw, batch)
+        per_example, passing, batched, self._writes = self._measure(draw, batch)
         self.can_vmap = self.can_vmap and batched
         most = self._max_memory // 4 // per_example
         if self._device.type == "cpu":
@@ -131,9 +136,10 @@ class Passes:
         length = batch_len(piece) if self.split else None
 
         def call(draw: Weights) -> Tensor:
-            return self._checked(self._network(draw, inputs), length)
+            own = _copied(inputs) if self._writes else inputs
+            return self._checked(self._network(draw, own), length)
 
-        if self._sharing is not None:
+        if self._sharing is not None and not self._writes:
             try:
                 return self._shared(self._sharing, call, group, stacked, inputs)
             except Exception:
@@ -180,15 +186,26 @@ class Passes:
             return self._sharing is not None
         self._tried = True
         parameters = (n for n in constant if isinstance(self._network.own(n), nn.Parameter))
-        if len(draws) < 2 or self._network.posterior is not None or not any(parameters):
+        if (
+            self._writes
+            or len(draws) < 2
+            or self._network.posterior is not None
+            or not any(parameters)
+        ):
             return False
         few = slice_batch(piece, 0, 2) if self.split else piece
         found = find_sharing(self._network, draws, constant, self._suited(few), self._output)
         if found is None:
             return False
-        self._sharing, tail = found
-        self._tail = 2 * tail // (batch_len(few) if self.split else 1)
+        self._sharing, tail, kept = found
+        examples = batch_len(few) if self.split else 1
+        self._tail, self._kept = 2 * tail // examples, kept // examples
         return True
+
+    def _fitting(self, piece: Any) -> list[Any]:
+        """Cut a piece so that what is kept for all draws fits."""
+        step = max(1, self._max_memory // 4 // max(1, self._kept))
+        return [slice_batch(piece, i, i + step) for i in range(0, batch_len(piece), step)]
 
     def predict(
         self, draws: list[Weights], stacked: Weights | None, pieces: list[Any], size: int,
@@ -203,8 +220,9 @@ class Passes:
             size: What the largest piece takes in a pass, from `pieces`.
             likelihood: Meaning of the outputs.
         """
-        if self._sharing is not None:
-            size = self._tail * (max(map(batch_len, pieces)) if self.split else 1)
+        if self._sharing is not None and self.split:
+            pieces = [part for piece in pieces for part in self._fitting(piece)]
+            size = self._tail * max(map(batch_len, pieces))
         count = min(len(draws), max(1, self._max_memory // 4 // max(1, size)))
         if size > _TOGETHER or count < len(draws):
             stacked = None
@@ -238,9 +256,9 @@ class Passes:
         leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
         key = tuple((leaf.shape[1:], leaf.dtype) for leaf in leaves)
         if key not in self._per_example:
-            one = self._suited(slice_batch(batch, 0, 1))
+            one = _copied(self._suited(slice_batch(batch, 0, 1)))
             two = map_tensors(one, lambda t: torch.cat([t, t]) if t.dim() else t)
-            sizes, batched = [], True
+            sizes, batched, writes = [], True, False
             for inputs in (one, two):
                 with OperationSizes(self._model, self._network.twin) as operations:
                     try:
@@ -253,14 +271,24 @@ class Passes:
                         ) from error
                 sizes.append(operations.bytes)
                 batched = batched and operations.batched
+                writes = writes or _written(inputs)
             if len(sizes[0]) == len(sizes[1]):
                 growth = [more - less for less, more in zip(*sizes, strict=True)]
             else:
                 growth = [size // 2 for size in sizes[1]]
             self._per_example[key] = Measured(
-                max(1, 2 * max(growth, default=1)), max(1, sum(growth)), batched
+                max(1, 2 * max(growth, default=1)), max(1, sum(growth)), batched, writes
             )
         return self._per_example[key]
+
+
+def _copied(inputs: Any) -> Any:
+    return map_tensors(inputs, torch.clone)
+
+
+def _written(copies: Any) -> bool:
+    """Whether copies of inputs have been written to."""
+    return any(t._version for t in tree_leaves(copies) if isinstance(t, Tensor))
 
 
 def average_over(

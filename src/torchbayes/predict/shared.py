@@ -63,12 +63,13 @@ class Record(TorchFunctionMode):
     Attributes:
         useful: Whether a call that was recorded reads weights.
         tail: Bytes of the largest result of a call that depends on the draw.
+        kept: Bytes of the results that are kept.
     """
 
     def __init__(self, inputs: Any, constant: Iterable[Tensor], opaque: set[int]) -> None:
         super().__init__()
         self._opaque = opaque
-        self.useful, self.tail = False, 0
+        self.useful, self.tail, self.kept = False, 0, 0
         self._calls: dict[Hashable, _Call] = {}
         self._known: dict[int, tuple[Tensor, int]] = {}  # tensors by their id, and their memory
         self._versions: list[tuple[Tensor, int]] = []
@@ -175,6 +176,7 @@ class Record(TorchFunctionMode):
         memories = list({self._known[id(tensor)][1] for tensor in written})
         for leaf in leaves:
             if isinstance(leaf, Tensor):
+                self.kept += leaf.numel() * leaf.element_size() * (id(leaf) not in self._known)
                 self._add(leaf)
         self._calls[key] = _Call(leaves, spec, memories)
         self._advance(memories)
@@ -266,7 +268,7 @@ class Sharing:
 def find_sharing(
     network: SwappedNetwork, draws: Sequence[Weights], constant: Iterable[str], inputs: Any,
     output: Output,
-) -> tuple[Sharing, int] | None:  # fmt: skip
+) -> tuple[Sharing, int, int] | None:  # fmt: skip
     """Try whether draws can share work, and whether the second draw's outputs are then those without sharing.
 
     Args:
@@ -277,8 +279,9 @@ def find_sharing(
         output: Where the likelihood's tensor is in what the network returns.
 
     Returns:
-        What lets draws share work, and the bytes of the largest result that depends on the draw; None if
-        they have to do all of it themselves, or if there is none that is worth it.
+        What lets draws share work, the bytes of the largest result that depends on the draw, and those of
+        all results that are kept for the other draws; None if draws have to do all of it themselves, or if
+        there is nothing that is worth it.
     """
     try:
         sharing = Sharing(network, constant)
@@ -296,4 +299,4 @@ def find_sharing(
         return None
     if not torch.allclose(found, expected, rtol=1e-5, atol=1e-7, equal_nan=True):
         return None
-    return sharing, record.tail
+    return sharing, record.tail, record.kept

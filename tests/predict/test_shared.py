@@ -89,6 +89,25 @@ class Noisy(InPlace):
         return self.head(self.body(x) + torch.randn_like(x))
 
 
+class OwnNoise(InPlace):
+    """The same in a module in which nothing varies, from a generator of its own."""
+
+    class Jitter(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.generator = torch.Generator().manual_seed(0)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + torch.randn(x.shape, generator=self.generator)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.jitter = self.Jitter()
+
+    def forward(self, x: Tensor) -> Any:
+        return self.head(self.jitter(self.body(x)))
+
+
 class Branches(InPlace):
     """The way through the network depends on the draw."""
 
@@ -231,8 +250,9 @@ def test_batches_and_pieces(kind: type[nn.Module]) -> None:
     torch.testing.assert_close(found, torch.cat(expected))
 
 
-def test_random_numbers_of_the_network_are_drawn_anew() -> None:
-    model = made(Noisy)
+@pytest.mark.parametrize("kind", [Noisy, OwnNoise])
+def test_random_numbers_of_the_network_are_drawn_anew(kind: type[nn.Module]) -> None:
+    model = made(kind)
     model.get_submodule("head").requires_grad_(True)
     posterior = head_only(model)
     torch.manual_seed(0)
@@ -286,3 +306,20 @@ def test_what_is_kept_for_all_draws_fits_into_memory() -> None:
     # Three tensors of 512 numbers for every example, for which a quarter is set aside.
     assert max(sizes) * 3 * 512 * 4 <= 1 << 18
     torch.testing.assert_close(numbers(small), numbers(p))
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["added", "own"])
+@pytest.mark.parametrize("serve", [False, True])
+def test_masks_of_dropout_share_what_comes_before_the_first(own: bool, serve: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(body(), nn.Tanh(), nn.Dropout(0.5), nn.Linear(4, 3))
+    wrapper = tb.MCDropout(model) if own else tb.MCDropout(model, p=0.5, layers=["1"])
+    q, x = wrapper.posterior(), inputs()
+    draws = list(q.draws(6, torch.Generator().manual_seed(2)))
+    with torch.no_grad():
+        expected = torch.stack([q.call(model.eval(), draw, x).softmax(1) for draw in draws])
+    CALLS.clear()
+    found = predict(model, q, x, serve)
+    torch.testing.assert_close(found, expected.mean(0))
+    assert CALLS["body"] <= 20 + (0 if serve else 3 + 4 * 2)
+    assert float((expected - expected.mean(0)).abs().max()) > 0.01  # the draws do differ

@@ -12,7 +12,7 @@ layers of `nn.LSTM` and `nn.GRU`, and code that sets p to 0 itself, as the atten
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -224,6 +224,9 @@ class DropoutPosterior(StoredPosterior):
         super().__init__(weights, model_name, rest)
         self.p: float | None = p if own and p is None else check_share(p)
         self.layers, self.own = list(layers), own
+
+    def _random(self) -> Iterable[str]:
+        return ()
 
     def sample(self, generator: torch.Generator | None = None) -> Weights:
         """Return the weights and, under the key `dropout.seed`, the seed of the draw's masks."""

@@ -276,7 +276,7 @@ class StoredPosterior(Posterior):
         return self._mean
 
     def _trimmed(self) -> tuple[Posterior, Weights]:
-        drawing = {"_random", "sample", "draws", "_lent"}
+        drawing = {"_random", "mean", "sample", "draws", "_lent", "call"}
         owner = next(kind for kind in type(self).__mro__ if vars(kind).keys() & drawing)
         random = set(self._random())
         if "_random" not in vars(owner) or random >= self._mean.keys():

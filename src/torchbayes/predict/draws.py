@@ -54,7 +54,7 @@ class Draws:
         self._device, self._state = device, generator.get_state()
         self._buffers = named_buffers(network.twin)
         self._copied = set(self._buffers)
-        varying, fixed = posterior._trimmed() if network.posterior is None else (posterior, {})
+        varying, fixed = posterior._trimmed()
         self._varying = varying
         self._fixed = {name: tensor.to(device) for name, tensor in fixed.items()}
         self._names: set[str] = set()
@@ -91,7 +91,8 @@ class Draws:
             lent |= next(self._make(partial(self._posterior._lent, reuse=False)))
         weights = [name for name in lent if name not in self._buffers]
         self._lent = all(_same(lent[name], self.first[name]) for name in weights)
-        if not self._lent or self._network.posterior is not None:
+        # A posterior that runs the network in its own way may count on whole draws.
+        if not self._lent or (self._network.posterior is not None and not self._fixed):
             return
         statistics = self._statistics[0] if self._statistics else {}
         own = self._buffers | self._fixed | statistics

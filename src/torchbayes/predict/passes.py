@@ -186,12 +186,7 @@ class Passes:
             return self._sharing is not None
         self._tried = True
         parameters = (n for n in constant if isinstance(self._network.own(n), nn.Parameter))
-        if (
-            self._writes
-            or len(draws) < 2
-            or self._network.posterior is not None
-            or not any(parameters)
-        ):
+        if self._writes or len(draws) < 2 or not any(parameters):
             return False
         few = slice_batch(piece, 0, 2) if self.split else piece
         found = find_sharing(self._network, draws, constant, self._suited(few), self._output)

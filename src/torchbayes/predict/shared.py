@@ -36,6 +36,7 @@ _ABOUT = {"__get__", "__len__", "dim", "element_size", "get_device", "is_contigu
           "ndimension", "nelement", "numel", "size", "stride"}  # fmt: skip
 
 
+_EMPTY = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
 _FIXED = (
     NoneType, EllipsisType, bool, int, float, complex, str, bytes, type, FunctionType,
     BuiltinFunctionType, torch.dtype, torch.device, torch.layout, torch.memory_format,
@@ -130,45 +131,44 @@ class Record(TorchFunctionMode):
             module: The module, if it is one in which nothing varies.
         """
         key = self._key(name, (args, kwargs))
+        if getattr(func, "__name__", "") in _EMPTY:
+            key = None  # somebody will fill it, perhaps with random numbers
         known = None if key is None else self._calls.get(key)
         if known is not None:
             self._advance(known.written)
             return tree_unflatten(known.leaves, known.spec)
         if not self._recording:
             return func(*args, **kwargs)
-        given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-        common = [t for t in given if id(t) in self._known]
-        versions = [t._version for t in common]
         if key is None and module is not None:
             return func(*args, **kwargs)  # what happens inside is looked at
-        before = torch.default_generator.get_state() if key is not None else None
-        self._random = kwargs.get("generator") is not None
-        self._inside = module is not None
+        given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        common = [t for t in given if id(t) in self._known]
+        with torch._C.DisableTorchFunction():  # for what follows is no part of the network
+            versions = [t._version for t in common]
+            before = torch.default_generator.get_state() if key is not None else None
+        self._random, self._inside = kwargs.get("generator") is not None, module is not None
         try:
             result = func(*args, **kwargs)
         finally:
             self._inside = False
-        written = [t for t, v in zip(common, versions, strict=True) if t._version != v]
-        leaves, spec = tree_flatten(result)
-        tensors = [leaf for leaf in leaves if type(leaf) in (Tensor, nn.Parameter)]
-        rest = [leaf for leaf in leaves if type(leaf) not in (Tensor, nn.Parameter)]
-        plain = bool(tensors) and all(isinstance(leaf, _FIXED) for leaf in rest)
-        if key is not None and plain and not self._random:
-            assert before is not None
-            if torch.equal(before, torch.default_generator.get_state()):
+        with torch._C.DisableTorchFunction():
+            written = [t for t, v in zip(common, versions, strict=True) if t._version != v]
+            leaves, spec = tree_flatten(result)
+            sure = before is not None and not self._random and _is_plain(leaves)
+            if sure and torch.equal(before, torch.default_generator.get_state()):
                 self._keep(key, leaves, spec, written)
                 self.useful = self.useful or _reads_weights(module, given)
                 return result
-        if written:
-            raise NotShareableError("a draw's own work writes to a tensor that all draws share")
-        if module is not None:
-            self._opaque.add(id(module))
-        if getattr(func, "__name__", "") not in _ABOUT:
-            for tensor in common:
-                memory = self._known[id(tensor)][1]
-                self._read.add((memory, self._written.get(memory, 0)))
-            self.tail = max(self.tail, size_of(leaves))
-        return result
+            if written:
+                raise NotShareableError("a draw's own work writes to a tensor that all draws share")
+            if module is not None:
+                self._opaque.add(id(module))
+            if getattr(func, "__name__", "") not in _ABOUT:
+                for tensor in common:
+                    memory = self._known[id(tensor)][1]
+                    self._read.add((memory, self._written.get(memory, 0)))
+                self.tail = max(self.tail, size_of(leaves))
+            return result
 
     def _keep(
         self, key: Hashable, leaves: list[Any], spec: TreeSpec, written: list[Tensor]
@@ -211,6 +211,12 @@ class Record(TorchFunctionMode):
 
 class _OwnError(Exception):
     """A value depends on the draw."""
+
+
+def _is_plain(leaves: list[Any]) -> bool:
+    """Whether there are tensors among the leaves of a result, and nothing unknown."""
+    rest = [leaf for leaf in leaves if type(leaf) not in (Tensor, nn.Parameter)]
+    return len(rest) < len(leaves) and all(isinstance(leaf, _FIXED) for leaf in rest)
 
 
 def _reads_weights(module: nn.Module | None, given: list[Tensor]) -> bool:

@@ -154,8 +154,10 @@ class Record(TorchFunctionMode):
         with torch._C.DisableTorchFunction():
             written = [t for t, v in zip(common, versions, strict=True) if t._version != v]
             leaves, spec = tree_flatten(result)
-            sure = before is not None and not self._random and _is_plain(leaves)
-            if sure and torch.equal(before, torch.default_generator.get_state()):
+            after = torch.default_generator.get_state()
+            if before is None or not torch.equal(before, after):
+                self._random = True
+            if not self._random and _is_plain(leaves):
                 self._keep(key, leaves, spec, written)
                 self.useful = self.useful or _reads_weights(module, given)
                 return result

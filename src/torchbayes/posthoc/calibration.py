@@ -83,7 +83,7 @@ class Calibration:
         >>> often_wrong = torch.tensor([0, 0, 1] * 13 + [0])
         >>> calibration = tb.posthoc.calibrate(sure, often_wrong)
         >>> calibration
-        Calibration(temperature 6.49, sets for 0.8, 0.9 and 0.95, abstention for risks 0.01, 0.02 and 0.05)
+        Calibration(temperature 22.9, sets for 0.8, 0.9 and 0.95, abstention for risks 0.01, 0.02 and 0.05)
         >>> bool(calibration(sure).confidence[0] < 0.75)
         True
     """

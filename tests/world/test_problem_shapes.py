@@ -144,7 +144,9 @@ def test_noise_that_diverges_names_the_step() -> None:
     with pytest.raises(tb.TrainingError, match=r"training broke down at step \d+") as caught:
         train(network(2), (x, y), "mle", likelihood=tb.GaussianNoise(predicted=True), lr=1e3)
     assert "\n" not in str(caught.value)
-    with pytest.raises(tb.TrainingError, match=r"step \d+ .*(outputs are|loss is) not finite") as caught:
+    with pytest.raises(
+        tb.TrainingError, match=r"step \d+ .*(outputs are|loss is) not finite"
+    ) as caught:
         train(
             network(2), (x, y), "mle", lr=1e38,
             likelihood=lambda o: torch.distributions.Normal(o[:, :1], o[:, 1:].exp() + 1e-3),

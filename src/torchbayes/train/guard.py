@@ -139,10 +139,8 @@ def doubt(predictive: Predictive, targets: Tensor, guard: Guard, posterior: Any)
     nll = -float(predictive.log_prob(targets).double().sum()) / len(targets)
     if not math.isfinite(nll):
         return "its predictions of the training data are not finite"
-    if isinstance(predictive, RegressionPredictive) and not bool(predictive.std.isfinite().all()):
-        # Heavy tails may have no variance; quartiles they have.
-        if not bool((predictive.quantile(0.75) - predictive.quantile(0.25)).isfinite().all()):
-            return "the widths of its predictions are infinite"
+    if isinstance(predictive, RegressionPredictive) and _infinitely_wide(predictive):
+        return "the widths of its predictions are infinite"
     start = guard.start
     if start is None or len(guard.recent) < _WINDOW:
         return None
@@ -155,3 +153,10 @@ def doubt(predictive: Predictive, targets: Tensor, guard: Guard, posterior: Any)
     if hasattr(posterior, "std") and float(predictive.epistemic.abs().max()) == 0.0:
         return "its draws do not differ: its width has collapsed"
     return None
+
+
+def _infinitely_wide(predictive: RegressionPredictive) -> bool:
+    if bool(predictive.std.isfinite().all()):
+        return False
+    # Heavy tails may have no variance; quartiles they have.
+    return not bool((predictive.quantile(0.75) - predictive.quantile(0.25)).isfinite().all())

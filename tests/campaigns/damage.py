@@ -13,6 +13,7 @@ import gzip
 import json
 import random
 import resource
+import shutil
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ import torch
 from safetensors.torch import load, save_file
 
 import torchbayes as tb
+from torchbayes.applications.continual import TaskScores, _Kept
 from torchbayes.core.errors import FileError
 from torchbayes.core.reading import read_json, toml_text
 from torchbayes.core.storage import checksum, json_checksum, write_json
@@ -33,14 +35,18 @@ from torchbayes.data.cifar import read_cifar
 from torchbayes.data.idx import read_idx
 from torchbayes.data.images import read_image
 from torchbayes.experiments.recipes import recipe_settings
+from torchbayes.experiments.record import Record
 from torchbayes.experiments.saved_predictions import Predictions
+from torchbayes.report import load_results, render_page
 from torchbayes.train.run_folder import RunFolder
+from torchbayes.tuning.search import Search
 
 from ..conformance.problems import blobs, small_net
 from ..train.test_checkpoint import same
 
 __all__ = ["Format", "formats", "rounds", "verdict"]
 
+_ROOT = Path(__file__).resolve().parents[2]
 _MEMORY = 2 << 30
 _FORGED = 0.2
 
@@ -114,7 +120,27 @@ def formats(folder: Path) -> list[Format]:
         file = folder / "cifar.bin"
         return read_cifar(bytearray(file.read_bytes()), file).targets
 
+    write_json(folder / "compare" / "results.json", _results(run))
+    kept = _Kept(folder / "tasks", {"data": "digits", "seed": 0})
+    kept.keep(
+        small_net(), tb.Point(tb.snapshot(small_net())), TaskScores("map", ["a"], [[0.5]], [1.0])
+    )
+    shutil.copy(next((_ROOT / "results" / "demo").glob("*.json")), folder / "record.json")
+    searched = {"folder": folder / "search", "resume": True, "epochs": 1}
+    Search("map", {"lr": (0.1, 1.0)}, {}, **searched).run(lambda *_: 0.5, 2)
+
+    def tasks() -> Any:
+        network, scores = small_net(), TaskScores("map", ["a"])
+        kept.restore(network, scores)
+        return [scores.accuracy, scores.seconds, tb.snapshot(network)]
+
+    def trials() -> Any:
+        found = Search("map", {"lr": (0.1, 1.0)}, {}, **searched).result().trials
+        return [repr(trial) for trial in found]
+
     plain = {
+        "record.json": (folder / "record.json", lambda: repr(Record.load(folder / "record.json"))),
+        "study.db": (folder / "search" / "study.db", trials),
         "idx.gz": (folder / "digits.gz", lambda: read_idx(folder / "digits.gz")),
         "cifar.bin": (folder / "cifar.bin", cifar),
         "table.csv": (
@@ -141,10 +167,27 @@ def formats(folder: Path) -> list[Format]:
         Format("bank.json", folder / "bank" / "bank.json", weights(folder / "bank")),
         Format("draw.safetensors", folder / "bank" / "draw-000001.safetensors", weights(folder / "bank")),
         Format("scores.json", folder / "scores.json", lambda: read_json(folder / "scores.json", "")),
+        Format("results.json", folder / "compare" / "results.json",
+               lambda: render_page(load_results(folder / "compare"))),
+        Format("tasks.json", kept.file, tasks),
         Format("predictions.npz", folder / "predictions.npz",
                lambda: vars(Predictions.load(folder / "predictions.npz"))),
         *(Format(name, file, read, sealed=False) for name, (file, read) in plain.items()),
     ]  # fmt: skip
+
+
+def _results(run: RunFolder) -> dict[str, Any]:
+    scores = {"accuracy": 0.9, "nll": 0.3, "ece": 0.02, "seconds": 1.0}
+    entry = {
+        **scores,
+        "runs": [{"seed": 0, "folder": "runs/map-0", **scores}],
+        "summary": "one",
+        "paper": "p",
+    }
+    return {
+        "torchbayes": "0.1.0", "data": "moons", "model": "mlp", "classes": ["a", "b"], "ood": "far points",
+        "settings": {"epochs": 3}, "notes": ["n"], "failed": {}, "methods": {"map": entry, "sgld": entry},
+    }  # fmt: skip
 
 
 def _data_files(folder: Path) -> None:

@@ -203,6 +203,21 @@ class _Kept:
         for old in self._paths(count - 1):
             old.unlink(missing_ok=True)
 
+    def _checked(self, there: Any) -> tuple[list[list[float]], list[float]]:
+        """Return accuracies and times of the finished tasks, if they are that."""
+        rows, seconds = there.get("accuracy"), there.get("seconds")
+        fine = (
+            isinstance(rows, list) and isinstance(seconds, list) and len(seconds) == len(rows) > 0
+        )
+        if fine:
+            fine = all(isinstance(row, list) and len(row) == t + 1 for t, row in enumerate(rows))
+        if not fine or any(type(x) not in (int, float) for some in [*rows, seconds] for x in some):
+            raise RunError(
+                f"{self.file} is damaged, it has no accuracies and times of tasks: remove the folder to "
+                "learn the tasks again"
+            )
+        return rows, seconds
+
     def restore(self, model: nn.Module, scores: TaskScores) -> Posterior | None:
         """Give model and scores the state after the last finished task; return its posterior.
 
@@ -218,7 +233,7 @@ class _Kept:
                     f"{self.folder} holds tasks with {key} = {there.get(key)!r}, not {value!r}: continue "
                     "them with their own settings or choose another folder"
                 )
-        scores.accuracy, scores.seconds = there["accuracy"], there["seconds"]
+        scores.accuracy, scores.seconds = self._checked(there)
         of_posterior, of_weights = self._paths(len(scores.accuracy))
         assign(model, load(of_weights, model).mean())
         posterior = load(of_posterior, model)

@@ -24,6 +24,7 @@ import torchbayes as tb
 from tests.campaigns.requests import campaign
 from tests.processes import forkserver
 from torchbayes.serving.guard import Guard
+from torchbayes.serving.service import RequestError, Service
 
 from .conftest import HOSTILE
 from .running import running
@@ -351,3 +352,11 @@ def test_ctrl_c_ends_the_server_in_peace(digits: Path, tmp_path: Path) -> None:
         assert out.read_text(encoding="utf-8").endswith("stopped\n")
     finally:
         process.kill()
+
+
+def test_a_run_of_several_numbers_is_answered_with_a_sentence() -> None:
+    x = torch.randn(20, 2)
+    run = tb.fit(torch.nn.Linear(2, 3), (x, x @ torch.randn(2, 3)), epochs=1, progress=False)
+    with pytest.raises(RequestError, match="an example has 3 numbers") as caught:
+        Service(run, 2).arrays([[0.5, -0.5]])
+    assert caught.value.status == 501

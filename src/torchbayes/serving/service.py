@@ -45,7 +45,7 @@ class RequestError(ValueError):
     """What is wrong with a request.
 
     Attributes:
-        status: The status of HTTP, 400 to 499.
+        status: The status of HTTP: 400 to 499, or 501 for a run whose answers are no rows of figures.
     """
 
     def __init__(self, status: int, message: str) -> None:
@@ -208,7 +208,10 @@ class Service:
             raise RequestError(422, f"the network cannot take these inputs ({reason})") from None
         if self.table is not None and isinstance(result, RegressionPredictive):
             result = result.rescaled(self.table.mean, self.table.std)
-        rows, said = prediction_rows(self.run, result)
+        try:
+            rows, said = prediction_rows(self.run, result)
+        except ValueError as error:  # several labels or numbers, which only the network could show
+            raise RequestError(501, str(error)) from None
         return {
             "predictions": [_nested(row) for row in rows],
             "draws": self.draws,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,16 +14,22 @@ import torch
 from torch import Tensor, nn
 
 from torchbayes.core import distributed
+from torchbayes.core.batch import as_labels, network_dtype, split_batch, suited
+from torchbayes.core.parameters import trainable
 from torchbayes.likelihood import Likelihood
 from torchbayes.optim.sampler import Sampler
 from torchbayes.posterior import Samples, Weights, held_names, snapshot
 from torchbayes.posterior.posterior import assign
 from torchbayes.train.failures import TrainingError
 from torchbayes.train.method import Method, Plan
+from torchbayes.train.noise import LearnedNoise
 from torchbayes.train.stacked_chains import StackedChains, StackedPrior
 from torchbayes.train.traces import Tracer
 
 _LOG = logging.getLogger("torchbayes")
+
+# Networks with at most so many weights are trained as several chains side by side by default.
+_SMALL, _CHAINS = 20_000, 4
 _NOTHING = "every chain broke down, so there are no samples: use a smaller lr or average_step"
 
 __all__ = ["Collection", "SamplerMethod", "restart"]
@@ -104,7 +111,8 @@ class SamplerMethod(Method):
             the last of each cycle instead.
         thinning: Updates from one sample to the next, in place of `samples`.
         chains: Chains that each process runs one after another, `epochs` epochs each; all but the
-            first start anew from random weights.
+            first start anew from random weights. If None, 4 side by side for a network of up to 20,000
+            weights that allows it, trained by one process and without `init`; otherwise 1.
         side_by_side: Run the chains of a process together, through `torch.func.vmap`: faster for small
             networks. They then see the same batches.
         sample_folder: Keep the samples as files in this folder instead of in memory.
@@ -123,14 +131,14 @@ class SamplerMethod(Method):
         burn_in: float | None = None,
         samples: int = 30,
         thinning: int | None = None,
-        chains: int = 1,
+        chains: int | None = None,
         side_by_side: bool = False,
         sample_folder: str | None = None,
         **options: Any,
     ) -> None:
         super().__init__(model, likelihood, plan, **options, burn_in=burn_in)
-        self.chains, self.sample_folder = chains, sample_folder
-        if chains < 1:
+        self.chains, self.sample_folder = 1 if chains is None else chains, sample_folder
+        if chains is not None and chains < 1:
             raise ValueError(f"chains is {chains}: expected a whole number of at least 1")
         ends = plan.schedule.cycle_ends(plan.epochs, plan.steps_per_epoch)
         self.total = max(1, plan.epochs * plan.steps_per_epoch)
@@ -141,7 +149,9 @@ class SamplerMethod(Method):
         self._losses = torch.zeros(0)
         if plan.rank > 0:
             restart(model, plan)
-        if side_by_side:
+        if chains is None and self._several():
+            _LOG.info("%s runs %d chains side by side", self.name, self.chains)
+        elif side_by_side:
             self._stack_chains()
         else:
             self.set_optimizer(self.build(self.algorithm, model))
@@ -149,6 +159,44 @@ class SamplerMethod(Method):
             assert isinstance(self.optimizer, Sampler)
             burn_in = self.optimizer.warmup / self.total or 0.5
         self.keep = Collection(burn_in, samples, thinning).updates(self.total, ends)
+
+    def _several(self) -> bool:
+        """Stack chains if the network is small and `torch.func.vmap` can run it; return whether it did."""
+        size = sum(p.numel() for p in trainable(self.model).values())
+        if size > _SMALL or self.plan.world_size > 1 or self.plan.start is not None:
+            return False
+        own, before = snapshot(self.model), self.plan.generator.get_state()
+        with torch.random.fork_rng(), warnings.catch_warnings():
+            warnings.simplefilter("error")  # such as that an operation is slow under vmap
+            try:
+                self.chains = _CHAINS
+                self._stack_chains()
+                self._try_stack()
+                return True
+            except Exception as error:  # of any network
+                _LOG.debug("one chain, because several cannot run side by side: %s", error)
+        self.chains, self.stack, self.noise = 1, None, LearnedNoise(self.likelihood)
+        assign(self.model, own)
+        self.plan.generator.set_state(before)
+        return False
+
+    def _try_stack(self) -> None:
+        """Raise an error if the stacked chains have no gradients on the first batch."""
+        assert self.stack is not None
+        if self.plan.peek is None:
+            raise ValueError("there is no batch to try")
+        inputs, targets = split_batch(self.plan.peek())
+        if targets is None:
+            raise ValueError("there are no targets")
+        stacked = list(trainable(self.stack.model).values())
+        device = stacked[0].device
+        losses = self.stack.losses(
+            suited(inputs, device, network_dtype(self.model)), as_labels(targets).to(device),
+            noise=self.noise.parameters,
+        )  # fmt: skip
+        gradients = torch.autograd.grad(losses.sum(), stacked, allow_unused=True)
+        if not all(g is None or bool(g.isfinite().all()) for g in gradients):
+            raise ValueError("the first gradients are not finite")
 
     def _stack_chains(self) -> None:
         own = snapshot(self.model)
@@ -158,6 +206,8 @@ class SamplerMethod(Method):
             starts.append(snapshot(self.model))
         assign(self.model, own)
         self.stack = StackedChains(self.model, self.likelihood, starts, self.plan.output)
+        self.noise = LearnedNoise(self.likelihood)
+        self.noise.stack(self.chains)
         prior = StackedPrior.of(self.build(self.algorithm, self.model).prior)
         sampler: Sampler = self.build(self.algorithm, self.stack.model, prior=prior)
         self.set_optimizer(sampler)
@@ -195,7 +245,7 @@ class SamplerMethod(Method):
         """Return the mean loss of a batch; every chain gets its own gradient."""
         if self.stack is None:
             return super().loss(inputs, targets, weights)
-        self._losses = self.stack.losses(inputs, targets, weights)
+        self._losses = self.stack.losses(inputs, targets, weights, self.noise.parameters)
         fine = self._losses[self.stack.alive & torch.isfinite(self._losses.detach())]
         mean = fine.detach().mean()
         self.logs = {"nll": mean}
@@ -285,13 +335,14 @@ class SamplerMethod(Method):
 
     def end_epoch(self, epoch: int, batches: Iterable[Any]) -> None:
         """Keep a finished chain's noise level; of stacked chains, score the first after the epoch."""
+        alive = [] if self.stack is None else self.stack.alive.nonzero().flatten().tolist()
         if (epoch + 1) % self.plan.epochs == 0 and not self.dead:
-            self.noise.keep()
+            self.noise.keep(alive)
         if self.stack is None:
             self.noted["chain"] = self._number(self.chain)
         else:
-            first = int(self.stack.alive.nonzero()[0])
-            assign(self.model, self.stack.weights(first))
+            assign(self.model, self.stack.weights(alive[0]))
+            self.noise.show(alive[0])
 
     @property
     def finished(self) -> bool:

@@ -235,6 +235,7 @@ def fit(
             epochs=epochs,
             steps_per_epoch=len(loader),
             batch_size=loader.batch_size,
+            peek=loader.peek,
             generator=torch.Generator(device_of(made)).manual_seed(seed + 7_919 * (rank + 1)),
             new_model=new_model,
             schedule=schedule,

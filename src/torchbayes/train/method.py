@@ -43,6 +43,7 @@ class Plan:
         epochs: The epochs asked for.
         steps_per_epoch: The updates in an epoch.
         batch_size: The examples in a batch, if they are known.
+        peek: Returns the first batch; None if there is no data.
         generator: The source of the method's own randomness; saved with the run.
         new_model: Makes another network of the same kind with fresh random weights, or from `start`.
         schedule: How the learning rate changes.
@@ -63,6 +64,7 @@ class Plan:
     output: Output = None
     start: Start | None = None
     batch_size: int | None = None
+    peek: Callable[[], Any] | None = None
 
 
 def arguments_of(cls: type) -> dict[str, inspect.Parameter]:

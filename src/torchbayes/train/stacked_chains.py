@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -50,6 +50,19 @@ class StackedPrior(Prior):
         return {name: torch.stack([part[name] for part in parts]) for name in weights}
 
 
+class _Loss(nn.Module):
+    """The loss as a function of the likelihood's parameters too."""
+
+    def __init__(self, likelihood: Likelihood, output: Output, weights: Tensor | None) -> None:
+        super().__init__()
+        self.likelihood, self._output, self._weights = likelihood, output, weights
+
+    def forward(self, outputs: Any, targets: Tensor) -> Tensor:
+        return loss_of(
+            self.likelihood, output_tensor(outputs, self._output), targets, self._weights
+        )
+
+
 class StackedChains:
     """Stacked weights of several chains.
 
@@ -91,17 +104,31 @@ class StackedChains:
         device = next(iter(stacked.values())).device
         self.alive = torch.ones(len(starts), dtype=torch.bool, device=device)
 
-    def losses(self, inputs: Any, targets: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Return the mean loss of a batch for every chain, (chains,)."""
+    def losses(
+        self, inputs: Any, targets: Tensor, weights: Tensor | None = None,
+        noise: Mapping[str, Tensor] | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Return the mean loss of a batch for every chain, (chains,).
+
+        Args:
+            inputs: The inputs of a batch.
+            targets: Its targets.
+            weights: The weights of its examples, or None.
+            noise: The likelihood's own parameters by name, a row for each chain; if None, or without any,
+                the present ones for all.
+        """
         positional, named = arguments(inputs)
 
-        def one(chain: Weights) -> Tensor:
+        def one(chain: Weights, level: Weights) -> Tensor:
             own = own_weights(self._net, chain)
             outputs = functional_call(self._net, own, positional, named)
-            return loss_of(self._likelihood, output_tensor(outputs, self._output), targets, weights)
+            loss = _Loss(self._likelihood, self._output, weights)
+            levels = {f"likelihood.{name}": value for name, value in level.items()}
+            found: Tensor = functional_call(loss, levels, (outputs, targets))
+            return found
 
         stacked: Weights = {**trainable(self.model)}
-        losses: Tensor = vmap(one, randomness="different")(stacked)
+        losses: Tensor = vmap(one, randomness="different")(stacked, dict(noise or {}))
         return losses
 
     @torch.no_grad()

@@ -125,3 +125,23 @@ def test_bad_input_is_named(arguments: dict[str, Any], match: str) -> None:
 def test_divergence_is_a_training_error() -> None:
     with pytest.raises(tb.TrainingError, match="smaller lr"):
         tb.verify("sgld", train_size=400, batch_size=100, epochs=100, lr=1.0)
+
+
+def test_an_ill_conditioned_posterior_is_reported_by_direction() -> None:
+    """With whole batches a sampler has every direction right; independent weights cannot."""
+    found = tb.verify("sghmc", train_size=SIZE, batch_size=SIZE, condition=100.0)
+    assert found.trusted, found
+    assert len(found.directions) == 4
+    assert all(0.9 < d < 1.1 for d in found.directions), found.directions
+    assert "times as many updates" in found.limit
+    problem = LinearRegression.make(SIZE, 4, 1, condition=100.0)
+    widths = torch.linalg.eigvalsh(problem.precision(0.0))
+    assert float(widths[-1] / widths[0]) == pytest.approx(100, rel=1e-3)
+
+
+def test_what_independent_weights_cannot_do_is_said() -> None:
+    settings = {**SETTINGS["vogn"], "epochs": 40, "batch_size": 100, "train_size": SIZE}
+    assert tb.verify("vogn", **settings).limit == ""
+    assert "cannot follow directions" in tb.verify("vogn", condition=100.0, **settings).limit
+    with pytest.raises(ValueError, match=r"condition is 0\.5"):
+        tb.verify("vogn", condition=0.5, **settings)

@@ -140,10 +140,10 @@ def test_whole_data_sets_show_the_curvature_of_every_weight() -> None:
 
 
 def test_the_course_of_a_run() -> None:
-    assert PlannedRun(4000).warm_up(N) == WarmUp(2000, 4000, 100)
+    assert PlannedRun(4000).warm_up(N) == WarmUp(1800, 4000, 100)
     short = PlannedRun(640, 32).warm_up(N)
     assert short is not None
-    assert (short.descent, short.updates, short.batch) == (384, 512, 32)
+    assert (short.descent, short.updates, short.batch) == (448, 544, 32)
     assert PlannedRun(10).warm_up(N) is None  # no time for one
     assert PlannedRun(4000, 32, 0.0).warm_up(N) is None
     with pytest.raises(ValueError, match=r"burn_in is 1\.5"):
@@ -173,7 +173,7 @@ def test_steps_keep_their_budgets(noise: float, top: float) -> None:
     for samples in (100, 2000, 100_000):
         found = Measured(noise, top, left=200, samples=samples)
         epsilon, boost = langevin_step(found)
-        assert epsilon * noise / 4 <= 0.2 + 1e-9  # added to the variance
+        assert epsilon * noise / 4 <= 0.15 + 1e-9  # added to the variance
         assert epsilon * top <= 1
         assert boost * epsilon * top <= 1 + 1e-9 or boost == 1
         s, f, boost = momentum_step(found)

@@ -32,7 +32,7 @@ def net() -> nn.Module:
 
 def fit(method: str = "atmc", **options: Any) -> tb.Run:
     """Ten updates an epoch."""
-    settings = {"epochs": 4, "batch_size": 6, "progress": False, **options}
+    settings = {"epochs": 4, "batch_size": 6, "progress": False, "chains": 1, **options}
     return tb.fit(net, (INPUTS, TARGETS), method, **settings)
 
 
@@ -53,7 +53,7 @@ def test_the_papers_schedule_gives_the_papers_number_of_samples() -> None:
 @pytest.mark.parametrize(
     ("options", "count"),
     [
-        ({}, 8),
+        ({}, 6),
         ({"lr": 0.01}, 20),
         ({"burn_in": 0.5}, 20),
         ({"samples": 4}, 4),
@@ -159,10 +159,10 @@ def test_resume_in_a_cycle_or_the_second_chain(stop: int, on_disk: bool, tmp_pat
 
 def test_a_bank_on_disk_is_the_one_in_memory(tmp_path: Path) -> None:
     memory, disk = bank(fit()), bank(fit(sample_folder=str(tmp_path / "bank")))
-    assert len(list((tmp_path / "bank").glob("*.safetensors"))) == 8
+    assert len(list((tmp_path / "bank").glob("*.safetensors"))) == 6
     for left, right in zip(memory, disk, strict=True):
         assert torch.equal(left, right)
-    with pytest.raises(ValueError, match="already holds 8 samples"):
+    with pytest.raises(ValueError, match="already holds 6 samples"):
         fit(sample_folder=str(tmp_path / "bank"))
 
 

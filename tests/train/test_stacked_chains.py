@@ -165,3 +165,45 @@ def test_the_kinetic_temperature_is_one_at_equilibrium() -> None:
         found = sampler.vitals()
         assert found["temperature"][""] == pytest.approx(1.0, abs=0.05)
         assert abs(found["thermostat"][""]) < 0.5
+
+
+@pytest.mark.parametrize("method", ["sgld", "atmc"])
+def test_a_small_network_has_four_chains_by_default(method: str) -> None:
+    run = fit(method=method)
+    assert set(run.posterior.chains) == {0, 1, 2, 3}  # type: ignore[attr-defined]
+    assert len(run.history) == 4
+    assert set(fit(method=method, chains=1).posterior.chains) == {0}  # type: ignore[attr-defined]
+
+
+def test_a_network_that_cannot_be_stacked_or_is_given_has_one_chain() -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = net()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out = self.inner(x)
+            return (
+                out if float(out.detach().sum()) < 1e9 else out * 0
+            )  # no vmap goes through .item()
+
+    assert set(fit(Odd).posterior.chains) == {0}  # type: ignore[attr-defined]
+    normed = lambda: nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))  # noqa: E731
+    assert set(fit(normed).posterior.chains) == {0}  # type: ignore[attr-defined]
+    assert set(fit(init=net()).posterior.chains) == {0}  # type: ignore[attr-defined]
+
+
+def test_chains_side_by_side_each_learn_a_noise_level(tmp_path: Path) -> None:
+    x, y = INPUTS, INPUTS[:, :1] * 2 + 0.1 * torch.randn(60, 1)
+    regression = lambda: nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))  # noqa: E731
+    settings: dict[str, Any] = {"epochs": 6, "batch_size": 6, "progress": False}
+    run = tb.fit(regression, (x, y), "sgld", folder=tmp_path / "run", **settings)
+    from torchbayes.train.run_folder import RunFolder
+
+    state = RunFolder(tmp_path / "run").checkpoint.read()
+    assert state is not None
+    levels = torch.stack([end["log_std"] for end in state["noise"]["ends"]])
+    assert levels.shape == (4,)
+    assert len(set(levels.tolist())) == 4
+    pooled = levels.mul(2).exp().mean().sqrt()  # the root mean square
+    torch.testing.assert_close(run.likelihood.std.detach(), pooled)  # type: ignore[attr-defined]

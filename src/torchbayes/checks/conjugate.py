@@ -36,7 +36,9 @@ class LinearRegression:
     targets: Tensor
 
     @classmethod
-    def make(cls, train_size: int, weights: int, outputs: int, seed: int = 0) -> LinearRegression:
+    def make(
+        cls, train_size: int, weights: int, outputs: int, seed: int = 0, *, condition: float = 1.0
+    ) -> LinearRegression:
         """Draw a problem.
 
         Args:
@@ -44,6 +46,8 @@ class LinearRegression:
             weights: Number of weights of each output.
             outputs: Number of regressions on the same inputs.
             seed: Random seed.
+            condition: With a number above 1, how many times as much one direction of the inputs varies as
+                another, in variance; the directions are none of the weights'. By default about 4.
         """
         if train_size < 4 * weights or train_size % 2:
             raise ValueError(
@@ -54,6 +58,10 @@ class LinearRegression:
         # Neighbours are slightly correlated, so that the posterior is not a product of its marginals.
         mixing = torch.eye(weights) + 0.4 * torch.diag(torch.ones(weights - 1), 1)
         x = torch.randn(half, weights, generator=generator) @ mixing
+        if condition > 1:
+            axes, _ = torch.linalg.qr(torch.randn(weights, weights, generator=generator))
+            white, _ = torch.linalg.qr(x)
+            x = white * half**0.5 * torch.logspace(0, -0.5, weights, base=condition) @ axes.T
         signs = 1.0 - 2.0 * torch.randint(2, (half, outputs), generator=generator)
         truth = torch.linspace(-1, 1, weights).unsqueeze(1).expand(weights, outputs)
         order = torch.randperm(train_size, generator=generator)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from torchbayes.checks.conjugate import LinearRegression
 from torchbayes.data.loader import BatchLoader
@@ -35,8 +36,10 @@ class Verification:
         train_size: Number of examples of the problem.
         mean_error: Distance of the mean from the exact one, in exact standard deviations.
         std_ratio: Standard deviation over the exact one, root mean square over weights.
-        trusted: Whether both are within tolerance.
+        directions: Standard deviation over the exact posterior's along its axes, the narrowest first.
+        trusted: Whether mean and std ratio are within tolerance.
         verdict: The same in plain words.
+        limit: What the method's family cannot do here, whatever its settings; empty if that is nothing.
     """
 
     method: str
@@ -44,8 +47,10 @@ class Verification:
     train_size: int
     mean_error: float
     std_ratio: float
+    directions: tuple[float, ...]
     trusted: bool
     verdict: str
+    limit: str = ""
 
 
 def verify(
@@ -55,6 +60,7 @@ def verify(
     batch_size: int = 128,
     epochs: int | None = None,
     told_size: int | None = None,
+    condition: float = 1.0,
     seed: int = 0,
     **options: Any,
 ) -> Verification:
@@ -71,6 +77,8 @@ def verify(
         batch_size: Examples per update.
         epochs: Passes through the training set; by default 10, and enough for 4,000 updates.
         told_size: Training-set size to give the method instead, to see the effect of a wrong one.
+        condition: With 100, an ill-conditioned problem: the posterior's variance along one direction is 100
+            times that along another, and the directions are none of the weights'. See `directions`.
         seed: Random seed.
         **options: Options of the method, as for `fit`.
 
@@ -91,11 +99,14 @@ def verify(
     for name, value in (("batch_size", batch_size), ("epochs", epochs), ("told_size", told_size)):
         if value is not None and value < 1:
             raise ValueError(f"{name} is {value}: expected a whole number of at least 1")
+    if not 1 <= condition <= 1e6:
+        raise ValueError(f"condition is {condition:g}: expected a number from 1 to 1,000,000")
     size = train_size + train_size % 2
     # Kronecker factors couple the outputs, so those methods get a single one.
     problem = LinearRegression.make(
-        size, _WEIGHTS, 1 if method_class.posterior_kind == "KroneckerGaussian" else _OUTPUTS, seed
-    )
+        size, _WEIGHTS, 1 if method_class.posterior_kind == "KroneckerGaussian" else _OUTPUTS, seed,
+        condition=condition,
+    )  # fmt: skip
     given = {name: o.default for name, o in method_options(method_class).items()} | options
     precision = getattr(as_prior(given["prior"]), "scalar", None)
     if precision is None:
@@ -133,12 +144,38 @@ def _judged(
     off = (own - mean) / variance.sqrt()
     ratio = float(((draws - own).square().mean((0, 1)) / variance).mean().sqrt())
     mean_error = float(off.square().mean().sqrt())
+    widths, axes = torch.linalg.eigh(precision.inverse())
+    along = ((draws - own) @ axes).square().mean((0, 1)) / widths
     size = len(problem.inputs)
     problems = _problems(mean_error, ratio, size)
     verdict = "These settings can be trusted: mean and spread are those of the exact posterior."
     if problems:
         verdict = "Do not trust these settings: " + ", and ".join(problems) + "."
-    return Verification(method.name, target, size, mean_error, ratio, not problems, verdict)
+    limit = _limit(target, precision, widths, axes, chains)
+    directions = tuple(along.sqrt().tolist())
+    return Verification(
+        method.name, target, size, mean_error, ratio, directions, not problems, verdict, limit
+    )
+
+
+def _limit(target: str, precision: Tensor, widths: Tensor, axes: Tensor, chains: bool) -> str:
+    """Say what no settings of a method could change."""
+    if target != "posterior":
+        best = ((axes**2).T @ (1 / precision.diagonal()) / widths).sqrt()
+        if float(best.min()) > 0.7:
+            return ""
+        return (
+            "A Gaussian with independent weights cannot follow directions that mix them: the best one is "
+            f"{float(best.min()):.2f} times as wide as the posterior in one direction and "
+            f"{float(best.max()):.2f} times in another."
+        )
+    if chains and float(widths.max() / widths.min()) > 20:
+        return (
+            "A sampler's scales belong to weights, not to directions that mix them: the widest direction "
+            f"needs about {float(widths.max() / widths.min()):.0f} times as many updates as the narrowest, "
+            "and in the noise of batches thermostats can make only the mean over directions right."
+        )
+    return ""
 
 
 def _problems(mean_error: float, ratio: float, size: int) -> list[str]:

@@ -25,7 +25,7 @@ def verify(
     epochs: Annotated[
         int | None,
         typer.Option(
-            help="Passes through the training set.", show_default="enough for 4,000 updates"
+            help="Passes through the training set.", show_default="10, and enough for 4,000 updates"
         ),
     ] = None,
     told_size: Annotated[
@@ -34,6 +34,12 @@ def verify(
             help="Training-set size to give the method instead, to see the effect of a wrong one."
         ),
     ] = None,
+    condition: Annotated[
+        float,
+        typer.Option(
+            help="100: a posterior 10 times as wide in one direction as in another, at an angle."
+        ),
+    ] = 1.0,
     set_: Set = None,
     seed: Seed = 0,
     as_json: Json = False,
@@ -56,6 +62,7 @@ def verify(
         batch_size=batch_size,
         epochs=epochs,
         told_size=told_size,
+        condition=condition,
         seed=seed,
         **translated(options, steps_per_epoch=math.ceil(train_size / batch_size)),
     )
@@ -67,6 +74,8 @@ def verify(
         f"{method} on {found.train_size:,} examples, against the {kind}:",
         f"  mean error  {found.mean_error:.3f} exact standard deviations",
         f"  std ratio   {found.std_ratio:.3f} (1 is exact)",
+        f"  directions  {', '.join(f'{d:.2f}' for d in found.directions)} (narrowest first)",
+        *([found.limit] if found.limit else []),
         Text(found.verdict, style=f"bold {'green' if found.trusted else 'red'}"),
     )
     if not found.trusted:

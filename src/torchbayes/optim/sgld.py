@@ -68,8 +68,8 @@ class SGLD(Sampler):
         steps: Number of updates of the whole run, for a sampler that tunes itself; 2,000 if None.
         batch_size: Examples per batch, for the same; 100 if None.
         burn_in: Share of `steps` before the first sample. A sampler that tunes itself spends it on doing so;
-            if None, it takes 1,200 updates, but no less than 30 % and no more than 60 % of them, to descend,
-            and 20 % to come to rest.
+            if None, it takes 1,200 updates, but no less than 30 % and no more than 70 % of them, to descend,
+            and 15 % to come to rest.
         generator: Source of the noise; its state is saved with the sampler's.
 
     Example:

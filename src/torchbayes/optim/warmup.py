@@ -31,14 +31,14 @@ __all__ = ["PlannedRun", "WarmUp", "langevin_step", "momentum_step"]
 # Updates of a run, and examples per batch, unless they are given.
 _STEPS, _BATCH = 2000, 100
 # The updates of the descent, and the least and the largest share of the run that it may have.
-_DESCENT, _LEAST_DESCENT, _MOST_DESCENT = 1200, 0.3, 0.6
+_DESCENT, _LEAST_DESCENT, _MOST_DESCENT = 1200, 0.3, 0.7
 # Shares of the run: from the descent to the first sample, and of that a survey and the pilot run.
-_REST, _SURVEY, _PILOT = 0.2, 0.15, 0.4
+_REST, _SURVEY, _PILOT = 0.15, 0.15, 0.4
 _LEAST_SURVEY, _MOST_SURVEY = 6, 200
 # Adam's largest step: how far a weight can go during the descent, and relative to the weights of its tensor.
 _ADAM_LOW, _ADAM_HIGH, _REACH, _RELATIVE = 1e-3, 1e-2, 8.0, 0.05
 # The step of the descent falls, and its weights are averaged, from these shares of it on.
-_FALL, _AVERAGED = 0.5, 0.7
+_FALL, _AVERAGED = 0.8, 0.85
 
 State = dict[str, Any]
 
@@ -205,7 +205,7 @@ def langevin_step(found: Measured) -> tuple[float, float]:
     In coordinates of mean curvature 1, the gradient's noise ν adds the share κ = εν/4 to the variance, and
     the variance is forgotten at the rate ε.
     """
-    share = min(max(10 * found.noise / found.samples, 0.05), 0.2)
+    share = min(max(10 * found.noise / found.samples, 0.05), 0.15)
     epsilon = min(1 / found.top, 4 * share / max(found.noise, 1e-9), 0.3)
     needed = 3 / (epsilon * found.left)
     most = (2 / max(epsilon * found.noise, 1e-9), 1 / (found.top * epsilon), 30.0)

@@ -248,6 +248,8 @@ class SamplerMethod(Method):
         self._losses = self.stack.losses(inputs, targets, weights, self.noise.parameters)
         fine = self._losses[self.stack.alive & torch.isfinite(self._losses.detach())]
         mean = fine.detach().mean()
+        if len(fine) == 0:  # where it broke down is looked for in the network
+            assign(self.model, self.stack.weights(0))
         self.logs = {"nll": mean}
         # Its value is the mean over chains, its gradient that of the sum.
         return fine.sum() - fine.detach().sum() + mean

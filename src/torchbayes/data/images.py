@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -89,6 +90,18 @@ def probe(paths: Sequence[str | Path]) -> tuple[int, int]:
     return (1 if grey else 3), sorted(sides)[len(sides) // 2]
 
 
+class _Bounded(io.BufferedReader):
+    """A file of which never more is read than it has: a damaged one may claim gigabytes."""
+
+    def __init__(self, path: str | Path) -> None:
+        super().__init__(io.FileIO(path))
+        self._size = Path(path).stat().st_size
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        left = max(0, self._size - self.tell())
+        return super().read(left if size is None or size < 0 else min(size, left))
+
+
 @contextmanager
 def _opened(
     path: str | Path | BinaryIO,
@@ -100,7 +113,9 @@ def _opened(
 
     name = path if isinstance(path, (str, Path)) else "that was sent"
     try:
-        with Image.open(path, formats=formats) as image:
+        with ExitStack() as held:
+            file = held.enter_context(_Bounded(path)) if isinstance(path, (str, Path)) else path
+            image = held.enter_context(Image.open(file, formats=formats))
             if image.width * image.height > most_pixels:
                 raise ValueError(
                     f"{image.width} × {image.height} pixels are more than {most_pixels:,}"

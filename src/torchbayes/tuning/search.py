@@ -15,6 +15,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any
 
 from filelock import FileLock
@@ -30,6 +31,8 @@ __all__ = ["Pruned", "Report", "Search", "Trial", "Tuning"]
 _STUDY = "torchbayes"
 _WAIT = 8  # trials before proposals and pruning begin
 _OVER = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed"}
+
+_STORES = ("sqlalchemy", "sqlite3", "optuna", "alembic")
 
 
 class Pruned(Exception):
@@ -315,9 +318,11 @@ class Search:
         try:
             yield
         except Exception as error:
-            if not type(error).__module__.startswith(
-                ("sqlalchemy", "sqlite3", "optuna", "alembic")
-            ):
+            # What is wrong with a damaged file optuna says in errors of Python's own, too.
+            where = [
+                frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)
+            ]
+            if not any(name.startswith(_STORES) for name in (type(error).__module__, where[-1])):
                 raise
             why = str(error).strip().splitlines()[0]
             raise FileError(

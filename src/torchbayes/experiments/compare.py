@@ -237,7 +237,7 @@ class Comparison:
         self._save_images(whole, ood)
         for number, job in enumerate(self.jobs):
             scores = job.scores
-            if scores is None or self._lacks(job, whole):
+            if scores is None or self._lacks(job):
                 try:
                     if job.row.last_of is None:
                         self._train(job, whole, progress(number))
@@ -282,9 +282,9 @@ class Comparison:
             calibrate(run)
         return scores
 
-    def _lacks(self, job: Job, whole: DataSet) -> bool:
+    def _lacks(self, job: Job) -> bool:
         """Whether a kill came between the scores and what belongs to them."""
-        calibrates = bool(whole.classes) and job.row.last_of is None
+        calibrates = job.row.last_of is None
         return self._lacks_corruptions(job) or (calibrates and not job.calibrated)
 
     def _lacks_corruptions(self, job: Job) -> bool:

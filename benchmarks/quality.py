@@ -192,7 +192,7 @@ def main() -> None:
                     f"[{number}/{len(jobs)}] {row['task']} {row['method']} {row['seed']}: {said} "
                     f"{row.get('error', '')} ({row['seconds']} s)", flush=True,
                 )  # fmt: skip
-    if not args.quick:
+    if args.page or (not args.quick and args.rows == ROWS):
         from quality_page import write_page
 
         write_page(read_rows(args.rows))

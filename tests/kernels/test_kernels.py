@@ -19,14 +19,14 @@ from torchbayes.core.workspace import Workspace
 from torchbayes.kernels import dispatch, loops
 from torchbayes.optim import ATMC, IVON, PSGLD, SGHMC, SGLD, SGNHT, VOGN
 from torchbayes.optim.atmc import atmc_update
-from torchbayes.optim.ivon import ivon_draw, ivon_update
-from torchbayes.optim.natural_gradient import WeightOptimizer
+from torchbayes.optim.ivon import ivon_draw, ivon_scaled_update, ivon_update
+from torchbayes.optim.natural_gradient import WeightOptimizer, bounded_draw
 from torchbayes.optim.psgld import psgld_update
 from torchbayes.optim.sampler import Sampler
 from torchbayes.optim.sghmc import sghmc_update
 from torchbayes.optim.sgld import sgld_update
 from torchbayes.optim.sgnht import sgnht_update
-from torchbayes.optim.vogn import vogn_draw, vogn_update
+from torchbayes.optim.vogn import vogn_draw, vogn_scaled_update, vogn_update
 from torchbayes.prior import GaussianPrior, ScaleMixturePrior
 from torchbayes.variational import MeanField
 from torchbayes.variational.draw import bbb_draw, bbb_gradients
@@ -167,6 +167,33 @@ def true_ivon(
     return [mu - alpha * (h0 + delta) * np.clip(step, -xi, xi), m, new]
 
 
+def true_vogn_scaled(
+    mu: np.ndarray, m: np.ndarray, s: np.ndarray, g: np.ndarray, h: np.ndarray, _eta: np.ndarray
+) -> list[np.ndarray]:
+    m = 0.9 * m + g + 0.02 * (mu - 0.3)
+    s = (1 - 0.05) * s + 0.05 * 3 * h
+    return [mu - 0.1 * np.clip(0.4 * m / np.sqrt(s / 32), -3, 3), m, s]
+
+
+def true_ivon_scaled(
+    mu: np.ndarray, m: np.ndarray, h: np.ndarray, v: np.ndarray, g: np.ndarray,
+    product: np.ndarray, _eta: np.ndarray,
+) -> list[np.ndarray]:  # fmt: skip
+    lam, delta, beta1, beta2, t = 5.0, 0.02, 0.9, 0.99, 3
+    u = np.maximum(h + delta, 0.5)
+    estimate = lam * product * u
+    new = beta2 * h + (1 - beta2) * estimate + 0.5 * (1 - beta2) ** 2 * (h - estimate) ** 2 / u
+    pulled = g + delta * (mu - 0.3)
+    m, v = beta1 * m + (1 - beta1) * pulled, 0.999 * v + 0.001 * pulled**2
+    return [mu - 0.1 * m / (1 - beta1**t) / np.sqrt(v / (1 - 0.999**t)), m, new, v]
+
+
+def true_bounded(
+    _theta: np.ndarray, mu: np.ndarray, s: np.ndarray, eta: np.ndarray
+) -> list[np.ndarray]:
+    return [mu + eta / np.sqrt(50 * np.maximum(s + 0.1, 0.6))]
+
+
 def true_softplus(
     _std: np.ndarray, _slope: np.ndarray, rho: np.ndarray, _eta: np.ndarray
 ) -> list[np.ndarray]:
@@ -246,6 +273,21 @@ UPDATES: list[tuple[Update, int, Callable[..., list[np.ndarray]], dict[str, floa
             "h_factor": 3.0,
         },
     ),
+    (bounded_draw, 3, true_bounded, {"delta": 0.1, "least": 0.6, "n": 50}),
+    (
+        vogn_scaled_update, 5, true_vogn_scaled,
+        {
+            "alpha": 0.1, "beta1": 0.9, "beta2": 0.05, "delta": 0.02, "debias": 0.4, "batch": 32,
+            "prior_mean": 0.3, "h_factor": 3.0,
+        },
+    ),
+    (
+        ivon_scaled_update, 6, true_ivon_scaled,
+        {
+            "alpha": 0.1, "beta1": 0.9, "beta2": 0.99, "t": 3, "lam": 5.0, "delta": 0.02, "least": 0.5,
+            "prior_mean": 0.3,
+        },
+    ),
     (
         ivon_update, 5, true_ivon,
         {
@@ -287,8 +329,15 @@ def test_every_loop_and_every_pure_function_is_its_formula(
     given = columns(count)
     if update in (psgld_update, gaussians_):
         given[-2].abs_()
-    if update in (vogn_draw, ivon_draw, vogn_update, ivon_update):
+    if update in (
+        vogn_draw, ivon_draw, vogn_update, ivon_update, bounded_draw, vogn_scaled_update,
+        ivon_scaled_update,
+    ):  # fmt: skip
         given[2].abs_()  # the curvature
+    if update is vogn_scaled_update:
+        given[4].abs_()  # squares
+    if update is ivon_scaled_update:
+        given[3].abs_()
     if update is bbb_gradients:
         given[4].abs_().add_(0.01)  # σ
     if update in (softplus, bbb_draw):
@@ -475,7 +524,7 @@ def test_natural_gradients_are_those_of_torchs_operations(
         ran = watch(patch)
         ours = train()
     name = make.__name__.lower()
-    assert set(ran) == {f"{name}_draw", f"{name}_update"}
+    assert set(ran) == {"bounded_draw", f"{name}_scaled_update"}
     ran = only_noise(monkeypatch)
     for a, b in zip(ours, train(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)

@@ -414,6 +414,54 @@ def vogn_update(
         mu[i] = mu[i] - rate * momentum / (precision + shift)
 
 
+@_loop_of("optim.natural_gradient")
+def bounded_draw(
+    theta: Column, mu: Column, s: Column, eta: Column, delta: Scalar, least: Scalar, n: Scalar
+) -> None:
+    shift, low, spread = _f(delta), _f(least), _f(1 / math.sqrt(n))
+    for i in range(theta.size):
+        theta[i] = mu[i] + spread * eta[i] / _f(math.sqrt(max(s[i] + shift, low)))
+
+
+@_loop_of("optim.vogn")
+def vogn_scaled_update(
+    mu: Column, m: Column, s: Column, g: Column, h: Column,
+    alpha: Scalar, beta1: Scalar, beta2: Scalar, delta: Scalar, debias: Scalar, batch: Scalar,
+    prior_mean: Scalar, h_factor: Scalar,
+) -> None:  # fmt: skip
+    rate, decay, keep, new = _f(alpha), _f(beta1), _f(1 - beta2), _f(beta2 * h_factor)
+    pull, centre, whole, share = _f(delta), _f(prior_mean), _f(debias), _f(1 / batch)
+    most, tiny = _f(3), _f(1e-30)
+    for i in range(mu.size):
+        momentum = decay * m[i] + g[i] + pull * (mu[i] - centre)
+        precision = keep * s[i] + new * h[i]
+        step = whole * momentum / _f(math.sqrt(share * precision + tiny))
+        m[i] = momentum
+        s[i] = precision
+        mu[i] = mu[i] - rate * min(max(step, -most), most)
+
+
+@_loop_of("optim.ivon")
+def ivon_scaled_update(
+    mu: Column, m: Column, h: Column, v: Column, g: Column, product: Column,
+    alpha: Scalar, beta1: Scalar, beta2: Scalar, t: Scalar, lam: Scalar, delta: Scalar, least: Scalar,
+    prior_mean: Scalar,
+) -> None:  # fmt: skip
+    new1, new2, new3, count = _f(1 - beta1), _f(1 - beta2), _f(1 - 0.999), _f(lam)
+    shift, low, centre, tiny = _f(delta), _f(least), _f(prior_mean), _f(1e-15)
+    rate, whole = _f(alpha / (1 - beta1**t)), _f(1 / (1 - 0.999**t))
+    for i in range(mu.size):
+        u = max(h[i] + shift, low)
+        off = h[i] - count * product[i] * u  # h − ĥ
+        h[i] = h[i] - new2 * off + _f(0.5) * new2 * new2 * off * off / u
+        pulled = g[i] + shift * (mu[i] - centre)
+        momentum = m[i] + new1 * (pulled - m[i])
+        square = v[i] + new3 * (pulled * pulled - v[i])
+        m[i] = momentum
+        v[i] = square
+        mu[i] = mu[i] - rate * momentum / (_f(math.sqrt(whole * square)) + tiny)
+
+
 @_loop_of("optim.ivon")
 def ivon_draw(
     theta: Column, mu: Column, h: Column, eta: Column, delta: Scalar, lam: Scalar

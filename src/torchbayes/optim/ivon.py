@@ -16,6 +16,17 @@ gradients: it estimates the curvature from the correlation of gradient and noise
 
 As in our VOGN, scales and shifts of norm layers have no noise and no prior. Without noise there is no
 estimate of their curvature, which stays at h0: they follow the momentum at the rate α.
+
+Without a `lr` the step is Adam's, with the same fixed point; without an `initial_curvature` the noise has a
+bound, from which it starts; and without `betas` h is an average over as many updates as its noise needs:
+
+    μ ← μ − α_t (m + δμ)/(1 − β1ᵗ) / √(v/(1 − 0.999ᵗ)),    v ← 0.999 v + 0.001 (ĝ + δμ)²
+    σ² = 1/(λ max(h + δ, κ/N)),    h0 = κ/N,    1 − β2 = max(2/(t + 2n₀), min(0.01, B/10N))
+
+A step of the order of SGD's suits one scale of the loss and one kind of network only, and with a fixed h0 the
+first draws are noise for a small data set. α_t and κ are those of `VOGN` without a `lr` (`vogn.py`), n₀ is a
+twentieth of `steps`, from 10 to 100. ĥ has a variance of about h² N/B for B examples in a batch; of one draw,
+it is taken from ĝ less its average so far, which lowers the variance and leaves the mean.
 """
 
 from __future__ import annotations
@@ -29,17 +40,25 @@ import torch
 from torch import Tensor, nn
 
 from torchbayes.core.declaration import register
+from torchbayes.core.fan_in import least_precision, planned_rate, rate_share
 from torchbayes.core.parameters import Params
 from torchbayes.optim.base import check_number
 from torchbayes.optim.natural_gradient import (
     Statistics,
     WeightOptimizer,
     add_scaled,
+    bounded_draw,
     gaussian_prior,
 )
 from torchbayes.prior import Prior
 
-__all__ = ["IVON", "ivon_average_update", "ivon_draw", "ivon_step", "ivon_update"]
+__all__ = [
+    "IVON", "ivon_average_update", "ivon_draw", "ivon_scaled_step", "ivon_scaled_update", "ivon_step",
+    "ivon_update",
+]  # fmt: skip
+
+# Without a given rate: its largest value, the decay of squares, and what keeps 0/0 finite.
+_RATE, _SQUARES, _TINY = 1e-2, 0.999, 1e-15
 
 
 def ivon_draw(
@@ -109,6 +128,48 @@ def ivon_step(
     mu.sub_(step.mul_(h0 + delta), alpha=alpha)
 
 
+def ivon_scaled_update(
+    mu: Tensor, m: Tensor, h: Tensor, v: Tensor, g: Tensor, product: Tensor,
+    *, alpha: float, beta1: float, beta2: float, t: int, lam: float, delta: float | Tensor,
+    least: float, prior_mean: float | Tensor,
+) -> None:  # fmt: skip
+    """Update h as `ivon_average_update` does, with a bound in its noise, and take Adam's step.
+
+    Args:
+        mu: Mean μ.
+        m: Momentum, of gradients with the prior's pull.
+        h: Curvature.
+        v: Mean square of the gradients with the prior's pull.
+        g: Gradient ĝ.
+        product: ĝ·(θ − μ), averaged over draws as ĝ is.
+        alpha: Learning rate α_t.
+        beta1: Decay of the momentum.
+        beta2: Decay of h.
+        t: Number of this update, from 1.
+        lam: λ.
+        delta: δ, one number or one per entry.
+        least: Bound κ/N of h + δ in the noise.
+        prior_mean: Mean of the prior, one number or one per entry.
+    """
+    u = (h + delta).clamp_min_(least)
+    off = torch.addcmul(h, product, u, value=-lam)  # h − ĥ
+    h.add_(off, alpha=beta2 - 1)
+    h.addcdiv_(off.mul_(off), u, value=0.5 * (1 - beta2) ** 2)
+    ivon_scaled_step(mu, m, v, g, alpha=alpha, beta1=beta1, t=t, delta=delta, prior_mean=prior_mean)
+
+
+def ivon_scaled_step(
+    mu: Tensor, m: Tensor, v: Tensor, g: Tensor,
+    *, alpha: float, beta1: float, t: int, delta: float | Tensor, prior_mean: float | Tensor,
+) -> None:  # fmt: skip
+    """Update m, v and μ in place: Adam's step on the gradient with the prior's pull."""
+    pulled = add_scaled(g.clone(), mu - prior_mean, delta)
+    m.lerp_(pulled, 1 - beta1)
+    v.lerp_(pulled.mul_(pulled), 1 - _SQUARES)
+    root = (v / (1 - _SQUARES**t)).sqrt_().add_(_TINY)
+    mu.addcdiv_(m, root, value=-alpha / (1 - beta1**t))
+
+
 def _join(p: Tensor, offset: Tensor, theta: Tensor, mu: Tensor) -> Callable[[Tensor], None]:
     """Return a hook: a gradient g at θ that is added to ĝ, `.grad`, sets o ← (o·ĝ + (θ − μ)·g)/(ĝ + g)."""
 
@@ -138,17 +199,21 @@ class IVON(WeightOptimizer):
 
     Args:
         model: The network. Outside `sampled()` it has the mean weights.
-        lr: Learning rate α, of the order of SGD's.
+        lr: Learning rate α of the paper's step, of the order of SGD's. If None, Adam's step with a rate of
+            0.01, smaller for a fan-in above 8, with a rise and then a cosine to 0 over `steps`.
         train_size: Number of training examples.
+        steps: Number of updates that are planned, for the rate without `lr`; if None it stays constant.
         prior: Gaussian prior of every weight outside norm layers: the precision p of N(0, 1/p), or a
             `GaussianPrior`, which may have a mean and precision per weight; for continual learning, the last
             task's posterior (`GaussianPrior.from_posterior`).
         temperature: Temperature; below 1 the posterior is sharper than Bayes' rule gives.
         mc_samples: Draws per step.
-        betas: Decay of the momentum and of the curvature.
+        betas: Decay of the momentum and of the curvature. If None, 0.9 and 0.9999 for a given `lr`; without
+            one, the curvature is an average over as many updates as its noise needs.
         initial_curvature: Initial curvature h0. Too small a value makes the first draws noisy; too large a
-            one shortens the steps of weights with little curvature.
-        clip_radius: Largest step ξ of a weight before it is multiplied by the rate.
+            one shortens the steps of weights with little curvature. If None, 0.3 for a given `lr`; without
+            one, a standard deviation of 0.17/√(fan-in), which is also the largest that a weight may have.
+        clip_radius: Largest step ξ of a weight before it is multiplied by the rate, for a given `lr`.
         params: What to train: names or patterns of weights (`"head.*"`), modules, parameters or parameter
             groups; all trainable weights if None.
         generator: Source of the noise; its state is saved with the optimiser's.
@@ -170,11 +235,17 @@ class IVON(WeightOptimizer):
     """
 
     def __init__(
-        self, model: nn.Module, lr: float = 0.3, *, train_size: int, prior: Prior | float = 1.0,
-        temperature: float = 1.0, mc_samples: int = 1, betas: tuple[float, float] = (0.9, 0.9999),
-        initial_curvature: float = 0.3, clip_radius: float = math.inf,
+        self, model: nn.Module, lr: float | None = None, *, train_size: int,
+        steps: int | None = None, prior: Prior | float = 1.0, temperature: float = 1.0,
+        mc_samples: int = 1, betas: tuple[float, float] | None = None,
+        initial_curvature: float | None = None, clip_radius: float = math.inf,
         params: Params | None = None, generator: torch.Generator | None = None,
     ) -> None:  # fmt: skip
+        scaled, bounded = lr is None, lr is None and initial_curvature is None
+        averages = lr is None and betas is None
+        lr = _RATE if lr is None else lr
+        betas = (0.9, 0.9999) if betas is None else betas
+        initial_curvature = 0.3 if initial_curvature is None else initial_curvature
         check_number("lr", lr)
         check_number("temperature", temperature, above=True)
         check_number("betas[0]", betas[0], high=1.0)
@@ -183,7 +254,8 @@ class IVON(WeightOptimizer):
         check_number("clip_radius", clip_radius, above=True)
         defaults = {
             "lr": lr, "train_size": train_size, "temperature": temperature, "betas": betas,
-            "initial_curvature": initial_curvature, "clip_radius": clip_radius,
+            "initial_curvature": initial_curvature, "clip_radius": clip_radius, "scaled": scaled,
+            "bounded": bounded, "averages": averages, "steps": steps,
         }  # fmt: skip
         super().__init__(
             model, params, defaults, mc_samples=mc_samples, generator=generator,
@@ -198,13 +270,36 @@ class IVON(WeightOptimizer):
         """Return δ."""
         return precision / self._lam(group)
 
+    def _least(self, group: dict[str, Any], p: Tensor) -> float:
+        """Return κ/N of a weight, the bound of h + δ in its noise; 0 without a bound."""
+        if not group.get("bounded"):
+            return 0.0
+        return least_precision(self._fan_ins[id(p)]) / float(group["train_size"])
+
     def _curvatures(self, group: dict[str, Any], params: Sequence[Tensor]) -> list[Tensor]:
-        return self._state_of("curvature", params, group["initial_curvature"])
+        fresh = [p for p in params if "curvature" not in self.state[p]]
+        found = self._state_of("curvature", params, group["initial_curvature"])
+        if group.get("scaled"):
+            for p in fresh:
+                if group["bounded"]:
+                    self.state[p]["curvature"].fill_(self._least(group, p))
+                self.state[p]["square"] = torch.zeros_like(p, requires_grad=False)
+        return found
 
     def _perturbable(self, group: dict[str, Any]) -> list[Tensor]:
         return [p for p in group["params"] if id(p) not in self._fixed]
 
     def _perturb(self, group: dict[str, Any], params: list[Tensor], draws: list[Tensor]) -> None:
+        if group.get("bounded"):
+            curvatures = self._curvatures(group, params)
+            for least, some in self._alike(params, lambda p: self._least(group, p)):
+                own = [params[i] for i in some]
+                self._workspace.apply(
+                    bounded_draw, [[draws[i] for i in some]], [own, [curvatures[i] for i in some]],
+                    self.generator, eta_in=0, delta=self._prior_terms(group, own)[0],
+                    least=least, n=self._lam(group),
+                )  # fmt: skip
+            return
         self._workspace.apply(
             ivon_draw, [draws], [params, self._curvatures(group, params)], self.generator, eta_in=0,
             delta=self._prior_terms(group, params)[0], lam=self._lam(group),
@@ -263,14 +358,62 @@ class IVON(WeightOptimizer):
 
     def _update(self, statistics: Statistics) -> None:
         for group in self.param_groups:
-            bundles: dict[tuple[bool, int, torch.dtype], list[Tensor]] = {}
+            bundles: dict[tuple[Any, ...], list[Tensor]] = {}
             active = [p for p in group["params"] if statistics.has("gradient", p)]
             self._curvatures(group, active)
             for p in active:
                 step = self.state[p]["step"] = self.state[p]["step"] + 1
-                bundles.setdefault((id(p) in self._fixed, step, p.dtype), []).append(p)
-            for (fixed, step, _), params in bundles.items():
-                self._update_bundle(group, params, fixed, step, statistics)
+                alike: tuple[Any, ...] = (id(p) in self._fixed, step, p.dtype)
+                if group.get("scaled"):
+                    alike += (self._fan_ins[id(p)],)
+                bundles.setdefault(alike, []).append(p)
+            for (fixed, step, *_), params in bundles.items():
+                update = self._scaled_update if group.get("scaled") else self._update_bundle
+                update(group, params, fixed, step, statistics)
+
+    def _scaled_update(
+        self, group: dict[str, Any], params: list[Tensor], fixed: bool, step: int,
+        statistics: Statistics,
+    ) -> None:  # fmt: skip
+        delta, prior_mean = self._prior_terms(group, params, fixed=fixed)
+        share, planned = rate_share(self._fan_ins[id(params[0])]), group["steps"]
+        scalars = {
+            "alpha": group["lr"] * share * planned_rate(step, planned), "beta1": group["betas"][0],
+            "t": step, "delta": delta, "prior_mean": prior_mean,
+        }  # fmt: skip
+        momenta = [self.state[p]["momentum"] for p in params]
+        squares = [self.state[p]["square"] for p in params]
+        gradients = [statistics.value("gradient", p) for p in params]
+        if fixed:
+            self._workspace.apply(
+                ivon_scaled_step, [params, momenta, squares], [gradients], **scalars
+            )
+            return
+        if statistics.has("draw", params[0]):
+            draws = [statistics.value("draw", p) for p in params]
+            products = list(torch._foreach_sub(draws, params))
+            # What was known before the draw has nothing to do with it, and would only add noise to ĥ.
+            known = 1 - group["betas"][0] ** (step - 1)
+            new = (
+                torch._foreach_mul(momenta, -1 / known)
+                if known > 0
+                else torch._foreach_neg(gradients)
+            )
+            torch._foreach_add_(new, gradients)
+            torch._foreach_mul_(products, new)
+        else:
+            products = [statistics.value("product", p) for p in params]
+        beta2 = group["betas"][1]
+        if group["averages"]:
+            few = 100 if planned is None else min(100, max(10, planned // 20))
+            share_of_data = self._batch_size / self._lam(group)
+            beta2 = 1 - max(2 / (step + 2 * few), min(0.01, 0.1 * share_of_data))
+        self._workspace.apply(
+            ivon_scaled_update,
+            [params, momenta, [self.state[p]["curvature"] for p in params], squares],
+            [gradients, products], beta2=beta2, lam=self._lam(group),
+            least=self._least(group, params[0]), **scalars,
+        )  # fmt: skip
 
     def _update_bundle(
         self, group: dict[str, Any], params: list[Tensor], fixed: bool, step: int,
@@ -296,4 +439,7 @@ class IVON(WeightOptimizer):
 
     def _spread(self, group: dict[str, Any], p: Tensor) -> tuple[float, Tensor | float]:
         h = self.state[p].get("curvature", group["initial_curvature"])
-        return 1 / self._lam(group), h + self._delta(group, p)
+        u = h + self._delta(group, p)
+        if group.get("bounded"):
+            u = torch.as_tensor(u).clamp_min(self._least(group, p))
+        return 1 / self._lam(group), u

@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 from torchbayes.core import distributed
 from torchbayes.core.batch import LossWatch, LossWeights, check_mean_loss
+from torchbayes.core.fan_in import fan_ins
 from torchbayes.core.parameters import Params, norm_parameters
 from torchbayes.core.workspace import first_nonfinite
 from torchbayes.curvature.capture import Capture, has_new_gradient, mark_gradients
@@ -30,12 +31,20 @@ from torchbayes.posterior import Gaussian, Point, Posterior, Weights, snapshot
 from torchbayes.posterior.partial import described
 from torchbayes.prior import GaussianPrior, Prior, as_prior
 
-__all__ = ["Statistics", "WeightOptimizer", "add_scaled", "gaussian_prior"]
+__all__ = ["Statistics", "WeightOptimizer", "add_scaled", "bounded_draw", "gaussian_prior"]
 
 
 def add_scaled(x: Tensor, y: Tensor, factor: float | Tensor) -> Tensor:
     """Add y · factor to x in place."""
     return x.addcmul_(y, factor) if isinstance(factor, Tensor) else x.add_(y, alpha=factor)
+
+
+def bounded_draw(
+    theta: Tensor, mu: Tensor, s: Tensor, eta: Tensor, *, delta: float | Tensor, least: float, n: float
+) -> None:  # fmt: skip
+    """Draw θ = μ + ησ with σ² = 1/(n max(s + δ, least)); θ may share its memory with η."""
+    root = (s + delta).clamp_min_(least).rsqrt_()
+    torch.addcmul(mu, eta, root, value=n**-0.5, out=theta)
 
 
 def gaussian_prior(prior: Prior | float) -> GaussianPrior:
@@ -167,6 +176,7 @@ class WeightOptimizer(ModelOptimizer):
         super()._prepare()
         norms = norm_parameters(self.model)
         self._fixed = {key for key, name in self._names.items() if name in norms}
+        self._fan_ins = fan_ins(self.model)
         self._capture: Capture | None = None
         self._inside = False
         self._pending = False  # whether `.grad` has gradients of blocks that no step has used
@@ -537,6 +547,16 @@ class WeightOptimizer(ModelOptimizer):
         return {(kind, id(p)): p for p in self._parameters() if p.requires_grad for kind in kinds}
 
     # For subclasses.
+
+    @staticmethod
+    def _alike(
+        params: Sequence[Tensor], value: Callable[[Tensor], float]
+    ) -> Iterator[tuple[float, list[int]]]:
+        """Go through the values of a function of parameters, each with the places of those that have it."""
+        found: dict[float, list[int]] = {}
+        for place, p in enumerate(params):
+            found.setdefault(value(p), []).append(place)
+        yield from found.items()
 
     def _parameters(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"]]

@@ -146,6 +146,8 @@ class NoisyKFAC(VOGN):
         KroneckerGaussian(49 weights of Sequential)
     """
 
+    scales_steps = False
+
     def __init__(
         self, model: nn.Module, lr: float | None = 3e-3, *, train_size: int,
         prior: Prior | float = 1.0, temperature: float = 1.0,

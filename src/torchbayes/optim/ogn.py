@@ -29,10 +29,11 @@ class OGN(VOGN):
 
     Args:
         model: The network.
-        lr: Learning rate α.
+        lr: Learning rate α, as for `VOGN`.
         train_size: Number N of training examples.
+        steps: Number of updates that are planned, as for `VOGN`.
         prior: Gaussian prior, as for `VOGN`.
-        damping: Damping γ, added to the curvature; 150/(ρ·`train_size`) if None.
+        damping: Damping γ, added to the curvature for a given `lr`; 150/(ρ·`train_size`) if None.
         betas: Decay β1 of the momentum and weight β2 of the *new* curvature.
         augmentation: Factor ρ by which data augmentation enlarges the training set.
         momentum_correction: When a scheduler lowers the rate, scale the momentum by the same factor.
@@ -53,13 +54,14 @@ class OGN(VOGN):
     random = False
 
     def __init__(
-        self, model: nn.Module, lr: float = 3e-3, *, train_size: int, prior: Prior | float = 1.0,
+        self, model: nn.Module, lr: float | None = None, *, train_size: int,
+        steps: int | None = None, prior: Prior | float = 1.0,
         damping: float | None = None, betas: tuple[float, float] = (0.9, 0.1),
         augmentation: float = 1.0, momentum_correction: bool = False,
         params: Params | None = None,
     ) -> None:  # fmt: skip
         super().__init__(
-            model, lr, train_size=train_size, prior=prior, temperature_steps=0, damping=damping,
+            model, lr, train_size=train_size, steps=steps, prior=prior, temperature_steps=0, damping=damping,
             betas=betas, augmentation=augmentation, momentum_correction=momentum_correction,
             # Never drawn from; the default would consume a number of torch's generator for its seed.
             params=params, generator=torch.Generator(),

@@ -190,7 +190,7 @@ def values_in_use(method: type[Method], train_size: int) -> dict[str, Any]:
 
     Example:
         >>> from torchbayes.train.registry import find_method, values_in_use
-        >>> values_in_use(find_method("vogn"), train_size=1000)["damping"]
+        >>> values_in_use(find_method("noisy-kfac"), train_size=1000)["damping"]
         0.15
     """
     if not issubclass(method.algorithm, ModelOptimizer):

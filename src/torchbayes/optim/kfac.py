@@ -30,11 +30,11 @@ class KFAC(NoisyKFAC):
 
     Args:
         model: The network.
-        lr: Learning rate α; 0.01·√(γ + δ/`train_size`) if None, as for `VOGN`: a fixed rate that suits a
-            small training set makes a network on a larger one, with its smaller damping, overfit badly.
+        lr: Learning rate α, as for `NoisyKFAC`.
         train_size: Number N of training examples.
+        steps: Number of updates that are planned, as for `NoisyKFAC`.
         prior: Gaussian prior, as for `VOGN`.
-        damping: Damping γ, added to the curvature; 150/`train_size` if None.
+        damping: Damping γ, added to the curvature, as for `NoisyKFAC`.
         betas: Decay β1 of the momentum and weight β2 of the *new* factors.
         refresh_every: Maximum number of steps between inversions of a layer's factors; they are inverted at
             once when the layer's curvature has doubled.
@@ -59,12 +59,12 @@ class KFAC(NoisyKFAC):
 
     def __init__(
         self, model: nn.Module, lr: float | None = None, *, train_size: int,
-        prior: Prior | float = 1.0, damping: float | None = None,
+        steps: int | None = None, prior: Prior | float = 1.0, damping: float | None = None,
         betas: tuple[float, float] = (0.9, 0.1), refresh_every: int = 10,
         momentum_correction: bool = False, params: Params | None = None,
     ) -> None:  # fmt: skip
         super().__init__(
-            model, lr, train_size=train_size, prior=prior, temperature_steps=0, damping=damping,
+            model, lr, train_size=train_size, steps=steps, prior=prior, temperature_steps=0, damping=damping,
             betas=betas, refresh_every=refresh_every, momentum_correction=momentum_correction,
             params=params, generator=torch.Generator(),
         )  # fmt: skip

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from torchbayes.core.declaration import register
+from torchbayes.core.fan_in import planned_rate
 from torchbayes.core.names import named_parameters
 from torchbayes.core.parameters import Params, norm_parameters, parameter_groups
 from torchbayes.optim.base import ModelOptimizer, check_number, check_train_size
@@ -174,7 +175,9 @@ class MLE(MAP):
 
     Args:
         model: The network.
-        lr: Learning rate.
+        lr: Learning rate; 1e-3 if None. A wrapper that has a `rate` of its own, such as `MeanField`, then
+            gets that one instead, with a short rise and a cosine to 0 over `steps`.
+        steps: Number of updates that are planned; if None such a rate stays constant after its rise.
         optimizer: `"adam"` or `"sgd"`.
         momentum: Momentum of SGD.
         params: What to train: names or patterns of weights (`"head.*"`), modules, parameters or parameter
@@ -187,10 +190,28 @@ class MLE(MAP):
     """
 
     def __init__(
-        self, model: nn.Module, lr: float = 1e-3, *, optimizer: str = "adam", momentum: float = 0.9,
-        params: Params | None = None,
+        self, model: nn.Module, lr: float | None = None, *, steps: int | None = None,
+        optimizer: str = "adam", momentum: float = 0.9, params: Params | None = None,
     ) -> None:  # fmt: skip
+        self._plans = lr is None and hasattr(model, "rate")
+        self.steps = steps
         super().__init__(
-            model, lr, train_size=1, prior=0.0, optimizer=optimizer, momentum=momentum,
-            params=params,
+            model, getattr(model, "rate", 1e-3) if lr is None else lr, train_size=1, prior=0.0,
+            optimizer=optimizer, momentum=momentum, params=params,
         )  # fmt: skip
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take one step, of the planned length if no rate was given."""
+        if not self._plans:
+            return super().step(closure)
+        given = [group["lr"] for group in self.param_groups]
+        taken = self.param_groups[0]["taken"] = self.param_groups[0].get("taken", 0) + 1
+        factor = planned_rate(taken, self.steps)
+        try:
+            for group, lr in zip(self.param_groups, given, strict=True):
+                group["lr"] = lr * factor
+            return super().step(closure)
+        finally:
+            for group, lr in zip(self.param_groups, given, strict=True):
+                group["lr"] = lr

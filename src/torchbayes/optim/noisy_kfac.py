@@ -33,6 +33,7 @@ import torch
 from torch import Tensor, nn
 
 from torchbayes.core.declaration import register
+from torchbayes.core.fan_in import least_precision, planned_rate, rate_share
 from torchbayes.core.noise import normals_
 from torchbayes.core.parameters import Params
 from torchbayes.curvature import Capture
@@ -45,6 +46,8 @@ from torchbayes.prior import Prior
 __all__ = ["NoisyKFAC", "damped_inverses", "kfac_update"]
 
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+# Without a given rate, the shortest step of a layer as a share of the longest.
+_SHORTEST = 0.2
 _GROWTH = 2.0  # of tr A · tr G since the last inversion, which triggers the next one at once
 
 
@@ -114,8 +117,11 @@ class NoisyKFAC(VOGN):
 
     Args:
         model: The network. Outside `sampled()` it has the mean weights.
-        lr: Learning rate α.
+        lr: Learning rate α. If None, 0.01·√(γ + δ/`train_size`), where a step's root mean square is held
+            between 0.002 and 0.01, times √(8/f), at most 1, for a fan-in f, with a rise and then a cosine to
+            0 over `steps`; weights outside such layers have the steps of `VOGN`.
         train_size: Number N of training examples.
+        steps: Number of updates that are planned, for the rate without `lr`; if None it stays constant.
         prior: Gaussian prior, as for `VOGN`. If the precision differs between weights, its mean over a layer
             damps that layer's factors.
         temperature: Temperature τ; below 1 the posterior is sharper than Bayes' rule gives.
@@ -123,7 +129,8 @@ class NoisyKFAC(VOGN):
         temperature_steps: Number of steps over which τ changes linearly to `temperature`; if None, one epoch
             (estimated from the first batch); 0 for no warm-up.
         mc_samples: Draws per step.
-        damping: Damping γ, added to the curvature; 150/(ρ·`train_size`) if None.
+        damping: Damping γ, added to the curvature. If None, 150/(ρ·`train_size`) for a given `lr`; without
+            one, 34 f/`train_size` for a fan-in f, at least 150/`train_size`: a bound of the noise.
         betas: Decay β1 of the momentum and weight β2 of the *new* factors.
         refresh_every: Maximum number of steps between inversions of a layer's factors; they are inverted at
             once when the layer's curvature has doubled.
@@ -146,11 +153,9 @@ class NoisyKFAC(VOGN):
         KroneckerGaussian(49 weights of Sequential)
     """
 
-    scales_steps = False
-
     def __init__(
-        self, model: nn.Module, lr: float | None = 3e-3, *, train_size: int,
-        prior: Prior | float = 1.0, temperature: float = 1.0,
+        self, model: nn.Module, lr: float | None = None, *, train_size: int,
+        steps: int | None = None, prior: Prior | float = 1.0, temperature: float = 1.0,
         initial_temperature: float | None = None, temperature_steps: int | None = None,
         mc_samples: int = 1, damping: float | None = None,
         betas: tuple[float, float] = (0.9, 0.1), refresh_every: int = 10, augmentation: float = 1.0,
@@ -161,7 +166,7 @@ class NoisyKFAC(VOGN):
             raise ValueError(f"refresh_every is {refresh_every}: expected at least 1 step")
         self.refresh_every = refresh_every
         super().__init__(
-            model, lr, train_size=train_size, prior=prior, temperature=temperature,
+            model, lr, train_size=train_size, steps=steps, prior=prior, temperature=temperature,
             initial_temperature=initial_temperature, temperature_steps=temperature_steps,
             mc_samples=mc_samples, damping=damping, betas=betas, augmentation=augmentation,
             momentum_correction=momentum_correction, params=params, generator=generator,
@@ -287,11 +292,30 @@ class NoisyKFAC(VOGN):
         kfac_update(
             matrix, state["momentum"], as_matrix(*gradients),
             state["input_inverse"], state["output_inverse"],
-            alpha=group["lr"], beta1=self._beta1(group), delta=delta,
+            alpha=self._layer_rate(group, layer[0], delta), beta1=self._beta1(group), delta=delta,
             prior_mean=None if isinstance(means, float) else as_matrix(*means),
         )  # fmt: skip
         set_matrix(matrix, *weights)
         state["step"] += 1
+
+    def _layer_rate(self, group: dict[str, Any], weight: Tensor, delta: Tensor) -> float:
+        """Return α for a layer: the given one, or one that keeps the length of its last step in bounds."""
+        if not group.get("scaled"):
+            return float(group["lr"])
+        state = self.state[weight]
+        rate = 0.01 * (self._damping(group, weight) + float(delta.mean())) ** 0.5
+        step = state["output_inverse"] @ state["momentum"] @ state["input_inverse"]
+        length = rate * float(step.square().mean().sqrt())
+        longest = group["lr"] * rate_share(self._fan_ins[id(weight)])
+        if length > 0:
+            rate *= min(max(length, _SHORTEST * longest), longest) / length
+        return float(rate * planned_rate(state["step"] + 1, group["steps"]))
+
+    def _damping(self, group: dict[str, Any], weight: Tensor) -> float:
+        """Return γ of a layer."""
+        if not group.get("bounded"):
+            return float(group["damping"])
+        return max(150.0, least_precision(self._fan_ins[id(weight)])) / self._n(group)
 
     def _update_factors(
         self, group: dict[str, Any], weight: Tensor, delta: Tensor, statistics: Statistics
@@ -314,7 +338,7 @@ class NoisyKFAC(VOGN):
         if state["step"] % self.refresh_every and size <= _GROWTH * state.get("inverted_size", 0.0):
             return
         state["inverted_size"] = size
-        damping = float(delta.mean()) + group["damping"]
+        damping = float(delta.mean()) + self._damping(group, weight)
         inverses = damped_inverses(state["inputs"], state["outputs"], damping)
         for name, inverse in zip(("input", "output"), inverses, strict=True):
             state[f"{name}_inverse"] = inverse.to(weight.dtype).contiguous()

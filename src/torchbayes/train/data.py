@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, IterableDataset
 
 from torchbayes.core.arrays import in_memory, is_array
@@ -32,6 +33,7 @@ from torchbayes.data.loader import BatchLoader, WholeLoader
 from torchbayes.data.order import EpochLoader
 from torchbayes.data.stream import StreamLoader
 from torchbayes.likelihood import GaussianNoise, Likelihood, as_likelihood, inferred_likelihood
+from torchbayes.train.budget import default_batch
 
 # Targets this far from 0, or whose spread is so much above or below 1, are not standardised.
 _FAR = 20.0
@@ -69,7 +71,7 @@ def spelled(train_set: Any, targets: Any, method: str) -> tuple[Any, str]:
 
 def as_loader(
     data: Any,
-    batch_size: int,
+    batch_size: int | None,
     seed: int,
     transform: Callable[[Any, torch.Generator], Any] | None,
     shard: tuple[int, int],
@@ -83,7 +85,7 @@ def as_loader(
 
     Args:
         data: Any of the forms that `fit` takes.
-        batch_size: Examples per batch, where the data do not come in batches.
+        batch_size: Examples per batch, where the data do not come in batches; by their number if None.
         seed: Seed of order and augmentation.
         transform: Applied to every batch of inputs.
         shard: Rank of this process and number of processes.
@@ -106,8 +108,8 @@ def as_loader(
                 inputs, targets, seed=seed, transform=transform, weights=weights, world_size=world
             )
         return BatchLoader(
-            inputs, targets, batch_size, shuffle=shuffle, seed=seed, transform=transform,
-            rank=rank, world_size=world, weights=weights,
+            inputs, targets, batch_size or default_batch(_examples(inputs)), shuffle=shuffle,
+            seed=seed, transform=transform, rank=rank, world_size=world, weights=weights,
         )  # fmt: skip
     if weights is not None or not split:
         what = "split=False needs" if not split else "weights are for"
@@ -116,10 +118,10 @@ def as_loader(
             "loader give batches (inputs, targets, weights)"
         )
     if isinstance(data, IterableDataset):
-        data = DataLoader(data, batch_size)
+        data = DataLoader(data, batch_size or default_batch(train_size or 10**6))
     elif _is_map_style(data):
         return StreamLoader(
-            data, batch_size, shuffle=shuffle, seed=seed, transform=transform,
+            data, batch_size or default_batch(len(data)), shuffle=shuffle, seed=seed, transform=transform,
             rank=rank, world_size=world, workers=0,
         )  # fmt: skip
     if (isinstance(data, Iterable) or callable(data)) and not isinstance(data, str):
@@ -146,6 +148,11 @@ def _check_scale(targets: Tensor) -> None:
 
 def _is_numbers(value: Any) -> bool:
     return isinstance(value, Tensor) or is_array(value)
+
+
+def _examples(inputs: Any) -> int:
+    """Return the number of examples of inputs in memory."""
+    return next(len(t) for t in tree_leaves(inputs) if isinstance(t, Tensor) and t.dim() > 0)
 
 
 def _is_map_style(data: Any) -> bool:

@@ -31,6 +31,7 @@ from torchbayes.data.preprocessing import Preprocessing
 from torchbayes.likelihood import Likelihood
 from torchbayes.posterior import Point, snapshot
 from torchbayes.predict.predictive import predictive
+from torchbayes.train.budget import default_epochs
 from torchbayes.train.data import (
     as_loader,
     device_of,
@@ -64,8 +65,8 @@ def fit(
     method: str = "map",
     *,
     params: Params | None = None,
-    epochs: int = 10,
-    batch_size: int = 128,
+    epochs: int | None = None,
+    batch_size: int | None = None,
     train_size: int | None = None,
     output: Output = None,
     likelihood: Likelihood | Any | None = None,
@@ -232,7 +233,7 @@ def fit(
         )  # the model is made: from here on ranks differ
         plan = Plan(
             train_size=loader.num_examples if train_size is None else train_size,
-            epochs=epochs,
+            epochs=default_epochs(len(loader)) if epochs is None else epochs,
             steps_per_epoch=len(loader),
             batch_size=loader.batch_size,
             peek=loader.peek,
@@ -247,7 +248,7 @@ def fit(
         defaults, changed = _defaults(method_class, options, folder if resume else None)
         settings = {
             "method": method,
-            "epochs": epochs,
+            "epochs": plan.epochs,
             "batch_size": loader.batch_size,
             "seed": seed,
             "train_size": plan.train_size,
@@ -407,15 +408,15 @@ def _without_lists(value: Any) -> Any:
 
 
 def _check_numbers(
-    epochs: int,
-    batch_size: int,
+    epochs: int | None,
+    batch_size: int | None,
     accumulate: int,
     train_size: int | None,
     clip_norm: float | None,
     amp: str | None,
 ) -> None:
     for name, value in (("epochs", epochs), ("batch_size", batch_size), ("accumulate", accumulate)):
-        if value < 1:
+        if value is not None and value < 1:
             raise ValueError(f"{name} is {value}: expected a whole number of at least 1")
     if train_size is not None and train_size < 1:
         raise ValueError(f"train_size is {train_size}: expected the number of training examples")

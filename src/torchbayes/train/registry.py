@@ -190,8 +190,8 @@ def values_in_use(method: type[Method], train_size: int) -> dict[str, Any]:
 
     Example:
         >>> from torchbayes.train.registry import find_method, values_in_use
-        >>> values_in_use(find_method("noisy-kfac"), train_size=1000)["damping"]
-        0.15
+        >>> values_in_use(find_method("vogn"), train_size=1000)["lr"]
+        0.01
     """
     if not issubclass(method.algorithm, ModelOptimizer):
         return {}

@@ -12,6 +12,11 @@ C. Blundell, J. Cornebise, K. Kavukcuoglu and D. Wierstra, Weight Uncertainty in
 
 Deviations from the paper: the KL term of a Gaussian prior is computed exactly instead of from the draw
 (for other priors from the draw, Eq. (2)); norm layers' scales and shifts are deterministic by default.
+
+Without an `init_std`, σ is at most 0.17/√(fan-in), as in VOGN without a damping, and starts at a quarter of
+that: the KL term alone would widen every weight that the data do not determine to the prior's σ, and with so
+much noise a deep network, or one for data with little noise, does not learn. A larger ρ is set back to the
+bound before it is used.
 """
 
 from __future__ import annotations
@@ -29,6 +34,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from torchbayes.core.declaration import register
+from torchbayes.core.fan_in import fan_ins, least_precision
 from torchbayes.core.parameters import Params
 from torchbayes.core.workspace import Workspace
 from torchbayes.posterior import Gaussian, Weights
@@ -98,7 +104,8 @@ class MeanField(RandomWrapper):
         prior: Prior of the weights: a `Prior`, or the precision δ of N(0, 1/δ).
         estimator: How examples share the noise: `shared_draw`, `local_reparameterisation` or `flipout`.
             Used in training mode; in evaluation mode all examples share a draw.
-        init_std: Initial standard deviation of every weight.
+        init_std: Initial standard deviation of every weight, which is then free. If None, a quarter of
+            0.17/√(fan-in), which is the largest that it may become.
         moped: Initial standard deviation as a share of the weight's size, in place of `init_std`, for a
             trained network: σ = moped · |w|, at least moped / 1000 (MOPED: Krishnan et al., Specifying Weight
             Priors in Bayesian Deep Neural Networks with Empirical Bayes, AAAI 2020; its prior is
@@ -128,6 +135,8 @@ class MeanField(RandomWrapper):
     """
 
     rho: nn.Module
+    rate = 1e-2
+    """The largest learning rate that `MLE` takes if none is given."""
 
     def __init__(
         self,
@@ -135,12 +144,12 @@ class MeanField(RandomWrapper):
         prior: Prior | float = 1.0,
         estimator: Estimator = shared_draw,
         *,
-        init_std: float = 0.01,
+        init_std: float | None = None,
         moped: float | None = None,
         params: Params | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
-        if not (init_std > 0 and math.isfinite(init_std)):
+        if init_std is not None and not (init_std > 0 and math.isfinite(init_std)):
             raise ValueError(f"init_std is {init_std:g}: expected a standard deviation above 0")
         if moped is not None and not (moped > 0 and math.isfinite(moped)):
             raise ValueError(f"moped is {moped:g}: expected a share of a weight's size above 0")
@@ -152,8 +161,17 @@ class MeanField(RandomWrapper):
         if isinstance(prior, GaussianPrior) and prior.scalar == 0:
             raise ValueError("prior is 0: without a prior the spread of the weights has no bound")
         weights = chosen(model, params)
-        rho = tree({name: _initial_rho(p, init_std, moped) for name, p in weights.items()})
+        fans = fan_ins(model)
+        bounds_of = {name: least_precision(fans[id(p)]) ** -0.5 for name, p in weights.items()}
+        rho = tree(
+            {
+                name: _initial_rho(p, bounds_of[name] / 4 if init_std is None else init_std, moped)
+                for name, p in weights.items()
+            }
+        )
         super().__init__(model, weights, generator, rho=rho)
+        free = init_std is not None or moped is not None
+        self._largest = None if free else [_rho(bounds_of[name]) for name in weights]
         self.prior, self.estimator = prior, estimator
         self.rule_hits: Counter[str] = Counter()
         self._drawing: bool | None = None
@@ -167,6 +185,9 @@ class MeanField(RandomWrapper):
         asked, self._scratch.asked = self._scratch.asked, False
         self._scratch.last = None  # so that its buffers are free for this draw
         means, rhos = self._current()
+        if self._largest is not None and self.training:
+            with torch.no_grad():
+                torch._foreach_clamp_max_([rho.detach() for rho in rhos], self._largest)
         slabs = self._scratch.slabs(self._names, means)
         self._scratch.last = draw = Draw(
             self._scratch.space, slabs, means, rhos, self.prior,
@@ -251,6 +272,10 @@ class MeanField(RandomWrapper):
         """Summarise the random weights."""
         count = sum(rho.numel() for rho in self.rho.parameters())
         return f"{count:,} random weights, {self.estimator.__name__}, {type(self.prior).__name__}"
+
+
+def _rho(std: float) -> float:
+    return float(inverse_softplus(torch.tensor(std, dtype=torch.float64)))
 
 
 def _initial_rho(weight: Tensor, init_std: float, moped: float | None) -> Tensor:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from torchbayes.core.noise import normals_
 from torchbayes.curvature import Capture
@@ -216,13 +216,35 @@ def test_learns_one_batch_by_heart(name: str) -> None:
     assert losses[-1] < 0.1
 
 
-@pytest.mark.parametrize("size", [1_000, 50_000])
-def test_default_rate_goes_with_the_damping(size: int) -> None:
-    """α = 0.01 √(γ + δ/N) with γ = 150/N: a larger training set has a smaller damping and a smaller rate."""
-    plan = Plan(size, 1, 1, torch.Generator(), lambda: nn.Linear(4, 3))
-    given = METHODS["kfac"](nn.Linear(4, 3), Categorical(), plan, prior=2.0)
-    assert given.optimizer.param_groups[0]["lr"] == pytest.approx(0.01 * (152 / size) ** 0.5)
-    given = METHODS["kfac"](nn.Linear(4, 3), Categorical(), plan, lr=0.1)
+@pytest.mark.parametrize("size", [100, 50_000])
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_without_a_rate_steps_are_of_one_size_whatever_the_scale_of_the_loss(
+    size: int, scale: float
+) -> None:
+    """Root mean squares from 0.002 to 0.01 times √(8/f); the tenth of 200 steps is still in the rise."""
+    torch.manual_seed(0)
+    model, x = nn.Linear(32, 3), torch.randn(64, 32)
+    optimizer = KFAC(model, train_size=size, steps=200)
+    sizes = []
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = scale * F.cross_entropy(model(x), x[:, :3].argmax(1))
+        loss.backward()
+        return loss
+
+    for _ in range(10):
+        before = model.weight.detach().clone()
+        optimizer.step(closure)
+        sizes.append(float((model.weight.detach() - before).square().mean().sqrt()))
+    most = 0.01 * (8 / 32) ** 0.5 * 10 / 11
+    assert 0.19 * most < sizes[-1] < 1.01 * most
+    given = METHODS["kfac"](
+        nn.Linear(4, 3),
+        Categorical(),
+        Plan(size, 1, 1, torch.Generator(), lambda: nn.Linear(4, 3)),
+        lr=0.1,
+    )
     assert given.optimizer.param_groups[0]["lr"] == 0.1
 
 

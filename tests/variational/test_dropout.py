@@ -51,7 +51,7 @@ def hooks(model: nn.Module) -> int:
 def test_lenet_drops_after_every_convolution_and_linear_layer_but_the_last() -> None:
     net = tb.MCDropout(lenet5(in_channels=1, image_size=28))
     assert net.layers == ["conv1", "conv2", "fc1", "fc2"]
-    assert net.p == 0.1
+    assert net.p == 0.03
 
 
 def test_dropout_comes_before_the_non_linearity() -> None:
@@ -117,7 +117,7 @@ def test_recurrent_layers_keep_their_state_form() -> None:
             lambda: tb.MCDropout(
                 nn.Sequential(nn.Dropout(0.2), nn.Linear(2, 2)), layers=["0", "1"]
             ),
-            r"different probabilities, \[0.1, 0.2\]",
+            r"different probabilities, \[0.03, 0.2\]",
         ),
     ],
 )

@@ -25,8 +25,9 @@ inverse of the smaller one overshoots.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -97,12 +98,14 @@ def _clamped_inverse(matrix: Tensor, amount: float) -> Tensor:
 
 def kfac_update(
     m: Tensor, v: Tensor, gradient: Tensor, a_inverse: Tensor, g_inverse: Tensor,
-    *, alpha: float, beta1: float, delta: float | Tensor, prior_mean: Tensor | None = None,
+    *, alpha: float | Callable[[Tensor], float], beta1: float, delta: float | Tensor,
+    prior_mean: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Apply V ← β1 V + ∇W + δ̃(M − M₀) and M ← M − α G⁻¹ V A⁻¹, in place."""
+    """Apply V ← β1 V + ∇W + δ̃(M − M₀) and M ← M − α G⁻¹ V A⁻¹, in place; α may depend on G⁻¹ V A⁻¹."""
     off = m if prior_mean is None else m - prior_mean
     v.mul_(beta1).add_(gradient).add_(off * delta)
-    m.sub_(g_inverse @ v @ a_inverse, alpha=alpha)
+    step = g_inverse @ v @ a_inverse
+    m.sub_(step, alpha=alpha(step) if callable(alpha) else alpha)
 
 
 @register(
@@ -289,27 +292,28 @@ class NoisyKFAC(VOGN):
             for p in layer
         ]
         matrix = as_matrix(*weights)
+        prior_mean = None if isinstance(means, float) else as_matrix(*means)
         kfac_update(
             matrix, state["momentum"], as_matrix(*gradients),
             state["input_inverse"], state["output_inverse"],
-            alpha=self._layer_rate(group, layer[0], delta), beta1=self._beta1(group), delta=delta,
-            prior_mean=None if isinstance(means, float) else as_matrix(*means),
+            alpha=lambda step: self._layer_rate(group, layer[0], delta, step),
+            beta1=self._beta1(group), delta=delta, prior_mean=prior_mean,
         )  # fmt: skip
         set_matrix(matrix, *weights)
         state["step"] += 1
 
-    def _layer_rate(self, group: dict[str, Any], weight: Tensor, delta: Tensor) -> float:
-        """Return α for a layer: the given one, or one that keeps the length of its last step in bounds."""
+    def _layer_rate(
+        self, group: dict[str, Any], weight: Tensor, delta: Tensor, step: Tensor
+    ) -> float:
+        """Return α for a layer: the given one, or one that keeps the length of its step in bounds."""
         if not group.get("scaled"):
             return float(group["lr"])
-        state = self.state[weight]
-        rate = 0.01 * (self._damping(group, weight) + float(delta.mean())) ** 0.5
-        step = state["output_inverse"] @ state["momentum"] @ state["input_inverse"]
+        rate = 0.01 * math.sqrt(self._damping(group, weight) + float(delta.mean()))
         length = rate * float(step.square().mean().sqrt())
-        longest = group["lr"] * rate_share(self._fan_ins[id(weight)])
+        longest = float(group["lr"]) * rate_share(self._fan_ins[id(weight)])
         if length > 0:
             rate *= min(max(length, _SHORTEST * longest), longest) / length
-        return float(rate * planned_rate(state["step"] + 1, group["steps"]))
+        return rate * planned_rate(self.state[weight]["step"] + 1, group["steps"])
 
     def _damping(self, group: dict[str, Any], weight: Tensor) -> float:
         """Return γ of a layer."""

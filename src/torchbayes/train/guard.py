@@ -30,6 +30,8 @@ SLOWER = 0.3
 _WINDOW, _TIMES = 20, 10.0
 # States above this are not copied: the copy would be what does not fit into memory.
 _BYTES = 2**28
+# After fewer updates than this, no method is expected to have learned anything.
+_SHORT = 100
 # What a result may be worse than the untrained network, as a share of its loss.
 _WORSE = 0.25
 
@@ -42,11 +44,13 @@ class Guard:
         start: The loss of the first batch before any update; None until there is one.
         recent: The last losses.
         tries: How often the run has gone back.
+        updates: How many updates there were.
     """
 
     start: float | None = None
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
     tries: int = 0
+    updates: int = 0
 
     def _above(self, times: float) -> bool:
         """Whether the last losses have grown by more than a multiple of the first."""
@@ -61,6 +65,7 @@ class Guard:
         if self.start is None:
             self.start = loss
         self.recent.append(loss)
+        self.updates += 1
         return self._above(_TIMES)
 
     @property
@@ -70,11 +75,14 @@ class Guard:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs."""
-        return {"start": self.start, "recent": list(self.recent), "tries": self.tries}
+        return {
+            "start": self.start, "recent": list(self.recent), "tries": self.tries,
+            "updates": self.updates,
+        }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a state."""
-        self.start, self.tries = state["start"], state["tries"]
+        self.start, self.tries, self.updates = state["start"], state["tries"], state["updates"]
         self.recent = deque(state["recent"], maxlen=_WINDOW)
 
 
@@ -142,7 +150,7 @@ def doubt(predictive: Predictive, targets: Tensor, guard: Guard, posterior: Any)
     if isinstance(predictive, RegressionPredictive) and _infinitely_wide(predictive):
         return "the widths of its predictions are infinite"
     start = guard.start
-    if start is None or len(guard.recent) < _WINDOW:
+    if start is None or guard.updates < _SHORT:
         return None
     if nll > start + _WORSE * max(1.0, abs(start)):
         return (

@@ -48,7 +48,7 @@ __all__ = ["NoisyKFAC", "damped_inverses", "kfac_update"]
 
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 # Without a given rate, the shortest step of a layer as a share of the longest.
-_SHORTEST = 0.2
+_SHORTEST = 0.05
 _GROWTH = 2.0  # of tr A · tr G since the last inversion, which triggers the next one at once
 
 
@@ -121,7 +121,7 @@ class NoisyKFAC(VOGN):
     Args:
         model: The network. Outside `sampled()` it has the mean weights.
         lr: Learning rate α. If None, 0.01·√(γ + δ/`train_size`), where a step's root mean square is held
-            between 0.002 and 0.01, times √(8/f), at most 1, for a fan-in f, with a rise and then a cosine to
+            between 0.0005 and 0.01, times √(8/f), at most 1, for a fan-in f, with a rise and then a cosine to
             0 over `steps`; weights outside such layers have the steps of `VOGN`.
         train_size: Number N of training examples.
         steps: Number of updates that are planned, for the rate without `lr`; if None it stays constant.
@@ -133,7 +133,7 @@ class NoisyKFAC(VOGN):
             (estimated from the first batch); 0 for no warm-up.
         mc_samples: Draws per step.
         damping: Damping γ, added to the curvature. If None, 150/(ρ·`train_size`) for a given `lr`; without
-            one, 34 f/`train_size` for a fan-in f, at least 150/`train_size`: a bound of the noise.
+            one, 8.5 f/`train_size` for a fan-in f, at least 150/`train_size`: a bound of the noise.
         betas: Decay β1 of the momentum and weight β2 of the *new* factors.
         refresh_every: Maximum number of steps between inversions of a layer's factors; they are inverted at
             once when the layer's curvature has doubled.
@@ -319,7 +319,7 @@ class NoisyKFAC(VOGN):
         """Return γ of a layer."""
         if not group.get("bounded"):
             return float(group["damping"])
-        return max(150.0, least_precision(self._fan_ins[id(weight)])) / self._n(group)
+        return max(150.0, least_precision(self._fan_ins[id(weight)]) / 4) / self._n(group)
 
     def _update_factors(
         self, group: dict[str, Any], weight: Tensor, delta: Tensor, statistics: Statistics

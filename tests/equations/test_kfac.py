@@ -221,7 +221,7 @@ def test_learns_one_batch_by_heart(name: str) -> None:
 def test_without_a_rate_steps_are_of_one_size_whatever_the_scale_of_the_loss(
     size: int, scale: float
 ) -> None:
-    """Root mean squares from 0.002 to 0.01 times √(8/f); the tenth of 200 steps is still in the rise."""
+    """Root mean squares from 0.0005 to 0.01 times √(8/f); the tenth of 200 steps is still in the rise."""
     torch.manual_seed(0)
     model, x = nn.Linear(32, 3), torch.randn(64, 32)
     optimizer = KFAC(model, train_size=size, steps=200)
@@ -238,7 +238,7 @@ def test_without_a_rate_steps_are_of_one_size_whatever_the_scale_of_the_loss(
         optimizer.step(closure)
         sizes.append(float((model.weight.detach() - before).square().mean().sqrt()))
     most = 0.01 * (8 / 32) ** 0.5 * 10 / 11
-    assert 0.19 * most < sizes[-1] < 1.01 * most
+    assert 0.049 * most < sizes[-1] < 1.01 * most
     given = METHODS["kfac"](
         nn.Linear(4, 3),
         Categorical(),

@@ -54,7 +54,9 @@ def test_the_command_scores_teacher_and_student(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shared = {"epochs": 6, "model": "mlp", "model_options": {"hidden": [32]}}
-    experiment = Experiment.from_settings({**shared, "method": "sgld"}, "test")
+    experiment = Experiment.from_settings(
+        {**shared, "method": "sgld", "options": {"chains": 1, "burn_in": 0.4}}, "test"
+    )
     run = tmp_path / "run"
     train_experiment(experiment, run, data=experiment.load_data(None), progress=False)
     command = ["torchbayes", "distill", str(run), "--epochs", "15", "--lr", "0.003", "--json"]

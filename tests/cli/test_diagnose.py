@@ -26,7 +26,7 @@ def train(folder: Path, **settings: object) -> Path:
 
 @pytest.mark.parametrize("side_by_side", [False, True])
 def test_several_chains(tmp_path: Path, side_by_side: bool) -> None:
-    options = {"chains": 3, "samples": 6, "side_by_side": side_by_side}
+    options = {"chains": 3, "samples": 6, "burn_in": 0.5, "side_by_side": side_by_side}
     run = train(tmp_path / "run", method="atmc", options=options)
     samples = TrainedRun(run).posterior()
     assert sorted(samples.chains) == [0] * 6 + [1] * 6 + [2] * 6
@@ -48,7 +48,14 @@ def test_the_log_posterior_is_that_of_the_formula(tmp_path: Path) -> None:
     from torchbayes.checks.diagnosis import log_posterior
     from torchbayes.prior import GaussianPrior
 
-    run = TrainedRun(train(tmp_path / "run", method="sgld", epochs=2, options={"samples": 4}))
+    run = TrainedRun(
+        train(
+            tmp_path / "run",
+            method="sgld",
+            epochs=2,
+            options={"samples": 4, "lr": 1e-4, "chains": 1},
+        )
+    )
     inputs, targets = torch.randn(30, 1, 8, 8), torch.randint(10, (30,))
     found = log_posterior(
         run.model, run.posterior(), inputs, targets,
@@ -66,7 +73,7 @@ def test_the_log_posterior_is_that_of_the_formula(tmp_path: Path) -> None:
 def test_one_chain_has_no_rhat_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = train(tmp_path / "run", method="sgld", epochs=2, options={"samples": 5})
+    run = train(tmp_path / "run", method="sgld", epochs=2, options={"samples": 5, "chains": 1})
     monkeypatch.setattr("sys.argv", ["torchbayes", "diagnose", str(run)])
     with pytest.raises(SystemExit) as stopped:
         main()

@@ -28,7 +28,7 @@ SHARED = {"epochs": 2, "examples": 300, "model": "mlp", "model_options": {"hidde
 TABLES = {
     "plain": {"method": "map", "epochs": 1},
     "wide": {"method": "map", "model_options": {"hidden": [32]}},
-    "chain": {"method": "sgld", "options": {"samples": 3}},
+    "chain": {"method": "sgld", "options": {"samples": 3, "chains": 1}},
     "one": {"last_of": "chain"},
 }
 

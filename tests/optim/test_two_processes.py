@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -11,8 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import torchbayes as tb
 from torchbayes import optim
 from torchbayes.core import distributed
+from torchbayes.optim.natural_gradient import WeightOptimizer
 
 from ..processes import processes
 
@@ -89,8 +92,80 @@ def refused(name: str, **options: object) -> str:
     return ""
 
 
+class Pair(nn.Module):
+    """A network whose parts are wrapped and called by themselves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x))  # type: ignore[no-any-return]
+
+
+class Holder(nn.Module):
+    """A module with a DDP inside."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)  # type: ignore[no-any-return]
+
+
+def refused_in_training(
+    called: Callable[[Tensor], Tensor], optimizer: torch.optim.Optimizer
+) -> str:
+    """What is said, if anything, in two steps."""
+    try:
+        for _ in range(2):
+            with optimizer.sampled() if isinstance(optimizer, WeightOptimizer) else nullcontext():
+                optimizer.zero_grad()
+                called(torch.ones(4, 3)).square().mean().backward()
+            optimizer.step()
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def roads_to_ddp(rank: int, early: tuple[nn.Module, torch.optim.Optimizer]) -> dict[str, str]:
+    """What is said where DDP is not simply the module that the optimiser was given."""
+    wrap, said = nn.parallel.DistributedDataParallel, {}
+    net, sampler = early  # made before there was a group
+    said["early"] = refused_in_training(wrap(net), sampler)
+    for name in ("SGLD", "IVON"):
+        make = getattr(optim, name)
+        net = Pair()
+        first, second = wrap(net.first), wrap(net.second)
+        optimizer = make(net, 0.05, train_size=40)
+        said[f"parts {name}"] = refused_in_training(lambda x: second(first(x)), optimizer)  # noqa: B023
+        holder = Holder(wrap(Pair()))
+        said[f"holder {name}"] = refused_in_training(holder, make(holder, 0.05, train_size=40))
+        given = wrap(Pair())
+        said[f"given {name}"] = refused_in_training(given, make(given, 0.05, train_size=40))
+        # The plain module inside is called: nothing is averaged by DDP.
+        given = wrap(Pair())
+        said[f"plain {name}"] = refused_in_training(given.module, make(given, 0.05, train_size=40))
+    for name, seed in (("other seeds", rank), ("one seed", 0)):
+        net = Pair()
+        generator = torch.Generator().manual_seed(seed)
+        sampler = optim.SGLD(net, 0.05, train_size=40, generator=generator)
+        said[name] = refused_in_training(wrap(net), sampler)
+    # fit takes what is inside.
+    x, y = torch.randn(8, 3), torch.zeros(8).long()
+    for name, model in (("fit", wrap(Pair())), ("fit function", lambda: wrap(Pair()))):
+        run = tb.fit(model, (x, y), "ivon", epochs=1, progress=False)
+        said[name] = type(run.model).__name__
+    return said
+
+
 def save_one_of_two(folder: Path) -> None:
+    net = Pair()
+    early = net, optim.SGLD(net, 0.05, train_size=40)
     with distributed.process_group():
+        roads = roads_to_ddp(distributed.rank(), early)
+        (folder / f"roads{distributed.rank()}.json").write_text(json.dumps(roads))
         rank = distributed.rank()
         shared = {"generator": torch.Generator().manual_seed(0)}
         messages = {name: refused(name) for name in ("VOGN", "IVON", "SGLD", "MAP", "OGN")}
@@ -120,6 +195,17 @@ def test_two_processes_are_two_micro_batches(
     for key, value in alone.items():
         assert torch.equal(of_two[0][name][key], of_two[1][name][key]), key
         torch.testing.assert_close(of_two[0][name][key], value, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ddp_is_found_on_every_road(rank: int, folder: Path) -> None:
+    """Around parts of a network, inside it, made later, or with generators that differ."""
+    said = json.loads((folder / f"roads{rank}.json").read_text())
+    assert said.pop("fit") == said.pop("fit function") == "Pair"
+    fine = {name for name in said if name.startswith("plain") or name == "one seed"}
+    assert {name for name, message in said.items() if not message} == fine
+    for name in said.keys() - fine:
+        assert said[name].startswith("DistributedDataParallel averages the gradients of"), name
 
 
 @pytest.mark.parametrize("rank", [0, 1])

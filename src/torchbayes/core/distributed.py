@@ -17,16 +17,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
-from torch.nn.parallel import DistributedDataParallel
 
 from torchbayes.core.device import identity, take_device
 from torchbayes.core.heartbeat import Heartbeat
 
 __all__ = [
     "LostProcessError",
+    "alike",
     "any_of",
     "average_gradients",
     "back_ends",
@@ -36,7 +36,6 @@ __all__ = [
     "in_group",
     "process_group",
     "rank",
-    "refuse_averaging",
     "refuse_shared",
     "standing_in",
     "stands_in",
@@ -179,8 +178,7 @@ def refuse_shared(device: torch.device) -> None:
     """
     if not _together() or device.type == "cpu":
         return
-    digest = hashlib.sha256(identity(device).encode()).digest()[:8]
-    taken = [int(one) for one in gather(torch.tensor(int.from_bytes(digest, "big", signed=True)))]
+    taken = _digests(identity(device).encode())
     for process, one in enumerate(taken):
         if one in taken[:process]:
             raise ValueError(
@@ -188,6 +186,24 @@ def refuse_shared(device: torch.device) -> None:
                 f"device={device.type!r}, so that each takes its own, and start no more of them than a "
                 "machine has devices"
             )
+
+
+def alike(value: bytes) -> bool:
+    """Whether all processes give the same value."""
+    return not _together() or len(set(_digests(value))) == 1
+
+
+def _digests(value: bytes) -> list[int]:
+    """Return a number of 64 bits for the value that each process gives."""
+    digest = int.from_bytes(hashlib.sha256(value).digest()[:8], "big", signed=True)
+    return [int(one) for one in gather(torch.tensor(digest, device=_sender()))]
+
+
+def _sender() -> str:
+    """Return the kind of device whose tensors the group sends without waiting for an accelerator."""
+    # A group that the user has made may have a back end for one kind only.
+    kinds = [part.partition(":")[0] for part in dist.get_backend_config().split(",")]
+    return "cpu" if "cpu" in kinds else kinds[0]
 
 
 def _finish(work: Any, tensor: Tensor) -> None:
@@ -252,26 +268,6 @@ def _together() -> bool:
     return _place is None and dist.is_initialized()
 
 
-def refuse_averaging(module: nn.Module, _args: Any) -> None:
-    """Raise a `RuntimeError` if `DistributedDataParallel` calls the module: a forward pre-hook.
-
-    It averages gradients over processes whose weights differ, because each has draws or noise of its own.
-    """
-    active = DistributedDataParallel._active_ddp_module
-    if world_size() > 1 and (active is not None or isinstance(module, DistributedDataParallel)):
-        raise RuntimeError(
-            f"DistributedDataParallel averages the gradients of {type(module).__name__} over processes whose "
-            "weights differ, because each draws its own noise: call the plain module; VOGN, IVON and Noisy "
-            "K-FAC average over processes themselves, and samplers run one chain per process, or one for all "
-            "if each gets a generator with the same seed"
-        )
-
-
-def _devices() -> list[str]:
-    """Return the kinds of devices whose tensors the group can send."""
-    return [part.partition(":")[0] for part in dist.get_backend_config().split(",")]
-
-
 def barrier() -> None:
     """Wait for all processes, as long as they live."""
     if _together():
@@ -304,9 +300,7 @@ def any_of(flags: Sequence[bool]) -> list[bool]:
     """Return for each flag whether any process sets it, in one message."""
     if not _together():
         return list(flags)
-    # On the CPU, where a group of the user's own has a back end for it: a device need not be waited for.
-    device = "cpu" if "cpu" in _devices() else _devices()[0]
-    counts = torch.tensor([float(flag) for flag in flags], device=device)
+    counts = torch.tensor([float(flag) for flag in flags], device=_sender())
     with _talking():
         _finish(dist.all_reduce(counts, async_op=True), counts)
     return [count > 0 for count in counts.tolist()]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from torchbayes.core import distributed
+from torchbayes.core.averaging import AveragingGuard
 from torchbayes.core.names import named_parameters, unwrapped
 from torchbayes.core.parameters import Params, check_types, parameter_groups
 from torchbayes.core.workspace import Workspace
@@ -81,6 +82,7 @@ class ModelOptimizer(torch.optim.Optimizer, ABC):  # without ABC, torch ignores 
         check_train_size(defaults["train_size"])
         self.model = model
         before = set(vars(self))
+        self._guarded: bool
         self._prepare()
         self._prepared = set(vars(self)) - before
         super().__init__(parameter_groups(model, params), defaults)
@@ -91,6 +93,18 @@ class ModelOptimizer(torch.optim.Optimizer, ABC):  # without ABC, torch ignores 
             seed = int(torch.randint(2**62, ())) + distributed.rank()
             generator = torch.Generator(device).manual_seed(seed)
         self.generator = generator
+        self._guard()
+
+    def draws_apart(self) -> bool:
+        """Whether each process of a group has weights of its own now, because it draws them by itself."""
+        return False
+
+    def _guard(self) -> None:
+        """Watch for DDP, once there is a group of processes."""
+        if not self._guarded and distributed.in_group():
+            self._guarded = True
+            trained = (p for group in self.param_groups for p in group["params"])
+            AveragingGuard(self).watch(self.model, trained)
 
     def _prepare(self) -> None:
         """Set what is derived from the model, such as names by `id`, and state that lives for one step only.
@@ -99,6 +113,7 @@ class ModelOptimizer(torch.optim.Optimizer, ABC):  # without ABC, torch ignores 
         """
         self._names = {id(p): name for name, p in named_parameters(self.model).items()}
         self._workspace = Workspace()
+        self._guarded = False
 
     @abstractmethod
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

@@ -297,10 +297,7 @@ class WeightOptimizer(ModelOptimizer):
             chosen = self._draw() if self.random else []
         means = [p.data for p, _ in chosen]
         self._inside, ended = True, False
-        alone = distributed.in_group() and self.random
-        guard = (
-            self.model.register_forward_pre_hook(distributed.refuse_averaging) if alone else None
-        )
+        self._guard()
         try:
             for p, draw in chosen:
                 p.data = draw
@@ -314,8 +311,6 @@ class WeightOptimizer(ModelOptimizer):
                 # A later backward pass would use the mean where the forward pass used the draw: make it fail.
                 torch.autograd.graph.increment_version(p)
             self._inside = False
-            if guard is not None:
-                guard.remove()
             if not ended:
                 self.zero_grad()
         if not (again or self._cleared):
@@ -326,6 +321,10 @@ class WeightOptimizer(ModelOptimizer):
     def drawing(self) -> bool:
         """Whether the model has a draw of the weights now: inside `sampled()`, or in a closure of `step`."""
         return self._inside
+
+    def draws_apart(self) -> bool:
+        """Whether each process of a group has weights of its own now: while it has a draw of them."""
+        return self._inside and self.random
 
     def _warn_of_leftovers(self) -> None:
         """Warn if the block's gradients were added to some that no block has computed."""

@@ -72,8 +72,7 @@ class Sampler(ModelOptimizer):
         self.prior = as_prior(prior)
         defaults = {"lr": lr, "train_size": train_size, "temperature": temperature}
         super().__init__(model, params, defaults | settings, generator=generator)
-        if generator is None and distributed.in_group():
-            model.register_forward_pre_hook(distributed.refuse_averaging)
+        self._one_chain: bool | None = False if generator is None else None
         norm = next((n for n, m in model.named_modules() if isinstance(m, _BatchNorm)), None)
         if norm is not None:
             _LOG.warning(
@@ -81,6 +80,12 @@ class Sampler(ModelOptimizer):
                 "posterior, and its noise adds to the sampler's, so the network underfits; use group norm, "
                 "or a network without norm layers such as resnetpp20", norm, type(self).__name__,
             )  # fmt: skip
+
+    def draws_apart(self) -> bool:
+        """Whether the processes have chains of their own: not with generators in the same state."""
+        if self._one_chain is None:
+            self._one_chain = distributed.alike(self.generator.get_state().numpy().tobytes())
+        return not self._one_chain
 
     @property
     @abstractmethod
@@ -182,6 +187,7 @@ class Sampler(ModelOptimizer):
         Raises:
             FloatingPointError: If a gradient is not finite. Nothing has been changed then.
         """
+        self._guard()
         loss = None
         if closure is not None:
             with torch.enable_grad():

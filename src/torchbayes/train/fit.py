@@ -431,7 +431,7 @@ def _own_network(
 ) -> tuple[nn.Module, list[str] | None]:
     """Return the network to train and the names of what to train: the user's own is not to be changed."""
     if not isinstance(model, nn.Module):
-        made = model()
+        made = unwrapped(model())
         return made, None if params is None else list(selected(made, params))
     model = unwrapped(model)
     chosen = None if params is None else selected(model, params)

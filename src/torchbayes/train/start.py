@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from torchbayes.core.last_layer import find_last_layer
-from torchbayes.core.names import named_modules, named_parameters, named_weights
+from torchbayes.core.names import named_modules, named_parameters, named_weights, unwrapped
 from torchbayes.core.storage import checksum
 from torchbayes.posterior import Point, Posterior, Samples, Weights, load, snapshot
 
@@ -140,7 +140,7 @@ def factory(
     """
 
     def fresh() -> nn.Module:
-        twin = model() if not isinstance(model, nn.Module) else _redrawn(made, start)
+        twin = unwrapped(model()) if not isinstance(model, nn.Module) else _redrawn(made, start)
         if start is not None:
             start.apply(twin)
         return twin

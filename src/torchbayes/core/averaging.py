@@ -59,8 +59,8 @@ class AveragingGuard:
         raise RuntimeError(
             f"DistributedDataParallel averages the gradients of {name} over processes whose weights differ, "
             "because each draws its own noise: call the plain module; VOGN, IVON and Noisy K-FAC average "
-            "over processes themselves, and samplers run one chain per process, or one for all if each gets a "
-            "generator with the same seed"
+            "over processes themselves, and samplers run one chain per process, or one for all if each gets "
+            "a generator with the same seed"
         )
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -326,7 +326,7 @@ class Comparison:
             "summary": method.summary if row.last_of is None else last,
             "paper": method.paper,
             "posterior": method.posterior_kind if row.last_of is None else "Point",
-            "settings": {key: value for key, value in own.items() if value != shared[key]},
+            "settings": {key: value for key, value in own.items() if value != shared.get(key)},
             **_statistics(runs),
         }
 

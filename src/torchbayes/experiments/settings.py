@@ -62,6 +62,8 @@ class Experiment:
             separate settings.
         clip_norm: Largest gradient norm; 0 for no limit.
         amp: bfloat16 or float16 for mixed precision; empty for none.
+        memory_format: auto, channels_last or contiguous for images; empty to leave them as they are.
+        compile: Back end of torch.compile, such as inductor; empty for none.
         accumulate: Gradient-accumulation steps.
         noise: Gaussian noise of a regression's targets: learned (one level), fixed, or predicted by the
             network for every input.
@@ -87,6 +89,8 @@ class Experiment:
     schedule: Schedule = field(default_factory=Schedule)
     clip_norm: float = 0.0
     amp: str = ""
+    memory_format: str = ""
+    compile: str = ""
     accumulate: int = 1
     noise: str = "learned"
     noise_std: float = 1.0
@@ -132,8 +136,8 @@ class Experiment:
         flat: dict[str, Any] = {}
         for name, value in dataclasses.asdict(self).items():
             flat |= self.schedule.settings() if name == "schedule" else {name: value}
-        # A run from random weights does not mention them, so that one of an older version can be resumed.
-        return {name: value for name, value in flat.items() if value or name not in _START}
+        # What an older version did not have is mentioned if it is set, so that its runs can be resumed.
+        return {name: value for name, value in flat.items() if value or name not in _LATER}
 
     def check(self) -> Experiment:
         """Return the experiment, or raise a `ValueError` for an invalid name or number."""
@@ -243,9 +247,9 @@ class Experiment:
         return data.divided(order[: self.examples])
 
 
-_START: Mapping[str, Any] = {"init": "", "reset": ()}
+_LATER: Mapping[str, Any] = {"init": "", "reset": (), "memory_format": "", "compile": ""}
 
-SETTINGS: Mapping[str, Any] = {**Experiment().settings(), **_START}
+SETTINGS: Mapping[str, Any] = {**Experiment().settings(), **_LATER}
 """All settings of a recipe or a config.toml, with their defaults."""
 
 _SCHEDULE_KEYS = Schedule().settings().keys()

@@ -84,6 +84,8 @@ def train_experiment(
                     init=experiment.init or None, reset=experiment.reset or None,
                     schedule=experiment.schedule, clip_norm=experiment.clip_norm or None,
                     amp=experiment.amp or None, accumulate=experiment.accumulate,
+                    memory_format=experiment.memory_format or None,
+                    compile=experiment.compile or False,
                     seed=experiment.seed, device=place, folder=folder, resume=resume,
                     checkpoint_seconds=checkpoint_seconds,
                     config={

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from torchbayes.core import distributed
-from torchbayes.core.batch import slice_batch
+from torchbayes.core.batch import as_labels, call, network_dtype, slice_batch, split_batch, suited
 from torchbayes.core.device import process_device
 from torchbayes.core.names import named_parameters, unwrapped
-from torchbayes.core.outputs import Output
+from torchbayes.core.outputs import Output, output_tensor
 from torchbayes.core.parameters import (
     Params,
     check_types,
@@ -27,6 +27,7 @@ from torchbayes.core.parameters import (
     trainable,
     training_only,
 )
+from torchbayes.data.order import EpochLoader
 from torchbayes.data.preprocessing import Preprocessing
 from torchbayes.likelihood import Likelihood
 from torchbayes.posterior import Point, snapshot
@@ -48,6 +49,7 @@ from torchbayes.train.run import Run, output_settings, write_result
 from torchbayes.train.run_folder import RunFolder
 from torchbayes.train.schedule import Schedule, as_schedule
 from torchbayes.train.start import Init, factory, start_of
+from torchbayes.train.throughput import FORMATS, check_format, choose_format, compiled, few
 from torchbayes.train.tracking import Logger
 
 __all__ = ["fit"]
@@ -79,6 +81,8 @@ def fit(
     schedule: str | Schedule = "constant",
     clip_norm: float | None = None,
     amp: str | None = None,
+    memory_format: str | None = None,
+    compile: bool | str = False,
     accumulate: int = 1,
     seed: int = 0,
     device: str | torch.device | None = None,
@@ -136,6 +140,10 @@ def fit(
         schedule: Learning-rate schedule.
         clip_norm: Largest norm of a gradient; no limit if None.
         amp: `"bfloat16"` or `"float16"` to compute the forward pass in that type.
+        memory_format: Order of images in memory: `"channels_last"`, `"contiguous"`, or `"auto"` for the
+            faster of the two on the first examples; as they come if None. Results differ by rounding alone.
+        compile: Whether to run what `torch.compile` makes of the network, or the name of its back end.
+            Methods that look into the network's layers (VOGN, OGN, K-FAC, Bayes by Backprop) run it as it is written.
         accumulate: Gradient-accumulation steps per update, to save memory.
         seed: Random seed, for the order of the data, augmentation and all draws.
         device: Device to train on; the model's own if None. Under torchrun `"cuda"` is this process's own
@@ -171,6 +179,10 @@ def fit(
     check_options(method_class, options)
     schedule = as_schedule(schedule)
     _check_numbers(epochs, batch_size, accumulate, train_size, clip_norm, amp)
+    if memory_format not in (None, *FORMATS):
+        raise ValueError(
+            f"memory_format is {memory_format!r}: expected {', '.join(FORMATS)} or None"
+        )
     if accumulate > 1 and not split:
         raise ValueError(
             f"accumulate is {accumulate}, but split=False passes inputs whole: leave out one"
@@ -245,6 +257,9 @@ def fit(
             output=output,
             start=start,
         )
+        used = _used_format(
+            memory_format, made, loader, noise, output, amp, folder if resume else None
+        )
         defaults, changed = _defaults(method_class, options, folder if resume else None)
         settings = {
             "method": method,
@@ -257,6 +272,9 @@ def fit(
             **schedule.settings(),
             "clip_norm": clip_norm,
             "amp": amp,
+            "memory_format": memory_format,
+            "chosen_format": used if memory_format == "auto" else None,
+            "compile": (compile if isinstance(compile, str) else "inductor") if compile else None,
             "accumulate": accumulate,
             "params": None if params is None else list(params),
             "options": {name: _plain(value) for name, value in options.items()},
@@ -273,6 +291,7 @@ def fit(
             amp=None if amp is None else _AMP[amp],
             accumulate=accumulate,
             checkpoint_seconds=checkpoint_seconds,
+            memory_format=used,
             resting=resting,
             idle=rank >= begun,
             logger=logger,
@@ -296,7 +315,8 @@ def fit(
             for other in others:
                 with distributed.standing_in(other, begun):
                     fit(**(given | {"in_place": False, "progress": False} | options))
-            training.run(shown)
+            with compiled(made, compile):
+                training.run(shown)
             if distributed.stands_in():
                 return Run(
                     made, Point(snapshot(made)), training.history, noise, method, training.seconds
@@ -395,6 +415,40 @@ def _defaults(
         if value != now[name]
     }
     return {**now, **then}, changed
+
+
+def _used_format(
+    asked: str | None,
+    model: nn.Module,
+    loader: EpochLoader,
+    likelihood: Likelihood,
+    output: Output,
+    amp: str | None,
+    resumed: str | Path | None,
+) -> str | None:
+    """Return the memory format to train in: the given one, the faster one, or that of a run to continue."""
+    if asked in (None, "contiguous"):
+        return asked
+    files = None if resumed is None else RunFolder(resumed)
+    if files is not None and files.config_file.exists():
+        kept = files.read_config().get("chosen_format", asked)
+        return str(kept) if kept in FORMATS[1:] else asked
+    device, (inputs, targets) = device_of(model), split_batch(loader.peek())
+    assert targets is not None  # likelihood_for has checked it
+    inputs, targets = few(inputs, as_labels(targets).to(device), loader.splits)
+
+    def loss(network: nn.Module, given: Any) -> Tensor:
+        with torch.autocast(
+            device.type, None if amp is None else _AMP[amp], enabled=amp is not None
+        ):
+            return likelihood.loss(output_tensor(call(network, given), output), targets)
+
+    inputs = suited(inputs, device, network_dtype(model))
+    if asked == "auto":
+        return choose_format(model, loss, inputs)
+    assert asked is not None
+    check_format(model, loss, inputs, asked)
+    return asked
 
 
 def _is_plain(value: Any) -> bool:

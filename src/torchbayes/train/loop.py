@@ -45,6 +45,7 @@ from torchbayes.train.method import Method
 from torchbayes.train.progress import Progress
 from torchbayes.train.run_folder import RunError, RunFolder
 from torchbayes.train.schedule import Schedule
+from torchbayes.train.throughput import arranged
 from torchbayes.train.tracking import Logger
 
 __all__ = ["Training"]
@@ -52,6 +53,7 @@ __all__ = ["Training"]
 # What settings were before they existed; see `RunFolder.check_config`.
 _BEFORE: dict[str, Any] = {
     **Schedule().settings(), "clip_norm": None, "amp": None, "accumulate": 1, "options": {},
+    "memory_format": None, "compile": None,
     "output": None, "params": None, "init_checksum": None, "reset_weights": None,
 }  # fmt: skip
 
@@ -67,6 +69,7 @@ class Training:
     amp: torch.dtype | None
     accumulate: int
     checkpoint_seconds: float
+    memory_format: str | None = None
     resting: list[nn.Module] = field(default_factory=list)
     idle: bool = False
     logger: Logger | None = None
@@ -252,7 +255,7 @@ class Training:
         """Take one step on one batch."""
         if targets is None:
             raise ValueError("the training set has no targets: give pairs of inputs and targets")
-        inputs = suited(inputs, self.device, self.dtype)
+        inputs = self._arranged(inputs)
         targets = as_labels(targets).to(self.device)
         weights = None if weights is None else weights.to(self.device)
         count = len(targets)
@@ -315,6 +318,9 @@ class Training:
                 f"the loss has grown from {self.guard.start:.3g} to {self.guard.recent[-1]:.3g}, and weight "
                 f"{where!r} has the largest entries"
             )
+
+    def _arranged(self, inputs: Any) -> Any:
+        return arranged(suited(inputs, self.device, self.dtype), self.memory_format)
 
     def _keep(self) -> None:
         """Keep a copy of the training at the beginning of some epochs, to go back to."""
@@ -425,7 +431,7 @@ class Training:
             inputs, targets = split_batch(batch)
             if targets is None:
                 raise ValueError("the validation set has no targets: give inputs and targets")
-            outputs = call(module, suited(inputs, self.device, self.dtype))
+            outputs = call(module, self._arranged(inputs))
             outputs = output_tensor(outputs, self.method.plan.output)
             targets = as_labels(targets).to(self.device)
             size = likelihood.count(targets)
@@ -443,7 +449,7 @@ class Training:
         for batch in self.loader.batches(self.epoch):
             inputs, targets = split_batch(batch)
             assert targets is not None  # fit has checked it
-            pair = suited(inputs, self.device, self.dtype), as_labels(targets).to(self.device)
+            pair = self._arranged(inputs), as_labels(targets).to(self.device)
             weights = batch_weights(batch)
             yield pair if weights is None else (*pair, weights.to(self.device))
 
@@ -486,6 +492,7 @@ class Training:
             "scaler": self.scaler.state_dict(),
             "guard": self.guard.state_dict(),
             "random": self._random_states(),
+            "memory_format": self.memory_format,
         }
         if self.method.one_per_rank or distributed.rank() == 0:
             self.folder.write_checkpoint(state)
@@ -511,6 +518,7 @@ class Training:
             self.method.likelihood.load_state_dict(state["likelihood"])
             self.method.noise.load_state_dict(state["noise"])
             self.scaler.load_state_dict(state["scaler"])
+            self.memory_format = state.get("memory_format", self.memory_format)
             if "guard" in state:  # a checkpoint of an earlier version has none
                 self.guard.load_state_dict(state["guard"])
             # With more processes than before, the new ones keep their fresh seeds.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from torchbayes.core.batch import arguments
+from torchbayes.core.batch import arguments, uncompiled
 from torchbayes.core.names import own_weights
 from torchbayes.core.outputs import Output, output_tensor
 from torchbayes.core.parameters import trainable
@@ -128,7 +128,8 @@ class StackedChains:
             return found
 
         stacked: Weights = {**trainable(self.model)}
-        losses: Tensor = vmap(one, randomness="different")(stacked, dict(noise or {}))
+        with uncompiled():
+            losses: Tensor = vmap(one, randomness="different")(stacked, dict(noise or {}))
         return losses
 
     @torch.no_grad()

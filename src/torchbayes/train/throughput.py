@@ -1,0 +1,153 @@
+"""How fast `fit` computes, whatever the method: the memory format of images, and `torch.compile`.
+
+Only the inputs are put into the format: layers pass it on, and convolutions take weights of either. The
+weights themselves stay as they are, so that draws, updates, checkpoints and posteriors do not depend on it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchbayes.core import distributed
+from torchbayes.core.batch import batch_len, device_of, map_tensors, slice_batch
+
+__all__ = ["FORMATS", "arranged", "check_format", "choose_format", "compiled", "few"]
+
+FORMATS = ("auto", "channels_last", "contiguous")
+
+_LOG = logging.getLogger("torchbayes")
+_EXAMPLES, _REPETITIONS = 64, 3
+_WORTH = 0.97  # of the time: less of a difference may be noise
+_LAST, _FIRST = "channels_last", "contiguous"
+
+
+def arranged(inputs: Any, memory_format: str | None) -> Any:
+    """Return inputs whose tensors of four dimensions are in a memory format.
+
+    Example:
+        >>> arranged(torch.zeros(2, 3, 4, 5), "channels_last").stride()
+        (60, 1, 15, 3)
+    """
+    if memory_format is None:
+        return inputs
+    return map_tensors(inputs, _to_last if memory_format == _LAST else _to_first)
+
+
+def _to_last(tensor: Tensor) -> Tensor:
+    if tensor.dim() != 4 or (tensor.stride(1) == 1 and _is_last(tensor)):
+        return tensor
+    # Not by `contiguous`, which leaves a tensor with one channel as it is: convolutions go by the strides.
+    return torch.empty_like(tensor, memory_format=torch.channels_last).copy_(tensor)
+
+
+def _is_last(tensor: Tensor) -> bool:
+    return tensor.is_contiguous(memory_format=torch.channels_last)
+
+
+def _to_first(tensor: Tensor) -> Tensor:
+    return tensor.contiguous() if tensor.dim() == 4 else tensor
+
+
+def choose_format(model: nn.Module, loss: Callable[[nn.Module, Any], Tensor], inputs: Any) -> str:
+    """Time both formats on a copy of a network, in turns, and return the faster; that of the first process.
+
+    Args:
+        model: The network, which is not changed.
+        loss: Computes the loss of a network for inputs of one batch.
+        inputs: The batch.
+    """
+    best = _FIRST
+    if any(p.dim() == 4 for p in model.parameters()):
+        best = _timed(copy.deepcopy(model), loss, inputs)
+    return FORMATS[int(distributed.gather(torch.tensor(FORMATS.index(best)))[0])]
+
+
+def _timed(twin: nn.Module, loss: Callable[[nn.Module, Any], Tensor], inputs: Any) -> str:
+    device, times = device_of(twin), {_FIRST: [0.0], _LAST: [0.0]}
+    with _own_random_numbers():
+        for _ in range(1 + _REPETITIONS):
+            for form in times:
+                piece = arranged(inputs, form)
+                started = _now(device)
+                try:
+                    loss(twin, piece).backward()
+                except RuntimeError as error:
+                    _LOG.info(
+                        "memory_format: contiguous, because of %s", str(error).splitlines()[0]
+                    )
+                    return _FIRST
+                times[form].append(_now(device) - started)
+                twin.zero_grad()
+    least = {form: min(all_of[2:]) for form, all_of in times.items()}  # the first one warms up
+    best = _LAST if least[_LAST] < _WORTH * least[_FIRST] else _FIRST
+    ratio = least[_LAST] / least[_FIRST]
+    _LOG.info("memory_format: %s (channels_last takes %.2f of contiguous)", best, ratio)
+    return best
+
+
+def _now(device: torch.device) -> float:
+    if device.type != "cpu":
+        torch.accelerator.synchronize()
+    return time.perf_counter()
+
+
+def check_format(
+    model: nn.Module, loss: Callable[[nn.Module, Any], Tensor], inputs: Any, memory_format: str
+) -> None:
+    """Raise a `ValueError` if a network cannot compute in a format."""
+    twin = copy.deepcopy(model)
+    try:
+        with _own_random_numbers():
+            loss(twin, arranged(inputs, memory_format)).backward()
+    except RuntimeError as error:
+        raise ValueError(
+            f"{type(model).__name__} cannot compute with memory_format={memory_format!r} "
+            f"({str(error).splitlines()[0]}): use reshape or flatten in place of view in it, or leave out "
+            "memory_format"
+        ) from error
+
+
+def few(inputs: Any, targets: Tensor, splits: bool) -> tuple[Any, Tensor]:
+    """Return as much of a batch as is needed to see which format is faster."""
+    if not splits or batch_len(inputs) <= _EXAMPLES:
+        return inputs, targets
+    return slice_batch(inputs, 0, _EXAMPLES), targets[:_EXAMPLES]
+
+
+@contextlib.contextmanager
+def _own_random_numbers() -> Iterator[None]:
+    with torch.random.fork_rng(list(range(torch.cuda.device_count()))):
+        yield
+
+
+@contextlib.contextmanager
+def compiled(model: nn.Module, backend: bool | str) -> Iterator[None]:
+    """Let calls of a network run what `torch.compile` makes of it inside the block; its names stay.
+
+    `nn.Module.compile` does nothing to torch's own containers, such as `nn.Sequential`.
+
+    Args:
+        model: The network.
+        backend: Name of a back end, True for torch's usual one, False not to compile.
+    """
+    if backend is False:
+        yield
+        return
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return model._call_impl(*args, **kwargs)
+
+    how = {} if backend is True else {"backend": backend}
+    model._compiled_call_impl = torch.compile(forward, **how)  # type: ignore[call-overload]
+    try:
+        yield
+    finally:
+        model._compiled_call_impl = None

@@ -7,6 +7,7 @@ loaders. What a loss weighs is read off its graph: 1 for a mean over a batch, 1/
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import sys
@@ -14,7 +15,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +41,7 @@ __all__ = [
     "suited",
     "to_device",
     "uncompiled",
+    "untraced",
 ]
 
 Inputs: TypeAlias = Tensor | Sequence[Any] | Mapping[str, Any]
@@ -484,3 +486,21 @@ def uncompiled() -> AbstractContextManager[Any]:
     if torch.compiler.is_compiling() or "torch._dynamo" not in sys.modules:
         return nullcontext()
     return _eager
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def untraced(function: _Function) -> _Function:
+    """Let a function run as it is written when `torch.compile` meets it, which then compiles what is around.
+
+    Not by `torch.compiler.disable` alone, which imports the compiler for everybody.
+    """
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_dynamo_compiling():
+            return torch.compiler.disable(function)(*args, **kwargs)
+        return function(*args, **kwargs)
+
+    return cast(_Function, run)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from torchbayes.core.batch import Inputs, call
+from torchbayes.core.batch import Inputs, call, uncompiled
 from torchbayes.core.names import named_parameters
 from torchbayes.core.outputs import Output, output_tensor
 
@@ -91,7 +91,8 @@ def with_features(
 
     handle = layer.register_forward_hook(keep)
     try:
-        returned = call(model, inputs)
+        with uncompiled():  # the compiler does not look for new hooks
+            returned = call(model, inputs)
     finally:
         handle.remove()
     if len(seen) != 1:

@@ -24,6 +24,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from torchbayes.core.batch import uncompiled
 from torchbayes.core.names import named_modules
 from torchbayes.core.opened import opened
 from torchbayes.posterior.posterior import StoredPosterior, Weights
@@ -97,6 +98,7 @@ def hooked(model: nn.Module, layers: Sequence[str], drop: _Drop) -> Iterator[Non
         modules = {short: module for short, _, module in named_modules(model)}
         for name in layers:
             hooks.enter_context(modules[name].register_forward_hook(hook))
+        hooks.enter_context(uncompiled())  # the compiler does not look for new hooks
         yield
 
 

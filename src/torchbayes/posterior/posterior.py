@@ -63,8 +63,11 @@ def assign(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
 
 
 def copied(weights: Mapping[str, Tensor]) -> Weights:
-    """Return weights that later training steps of the model they came from do not change."""
-    return {name: tensor.detach().clone() for name, tensor in weights.items()}
+    """Return weights that later training steps of their model do not change, in torch's order of memory."""
+    return {
+        name: tensor.detach().clone(memory_format=torch.contiguous_format)
+        for name, tensor in weights.items()
+    }
 
 
 def lent(weights: Mapping[str, Tensor]) -> Weights:

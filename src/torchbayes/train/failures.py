@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from torchbayes.core.batch import call
+from torchbayes.core.batch import call, uncompiled
 from torchbayes.core.workspace import first_nonfinite
 
 __all__ = ["SkippedStep", "TrainingError", "first_nonfinite_layer", "first_nonfinite_weight"]
@@ -65,7 +65,7 @@ def first_nonfinite_layer(module: nn.Module, inputs: Any) -> str:
     leaves = [(n, m) for n, m in module.named_modules() if n and not any(m.children())]
     handles = [m.register_forward_hook(look(n)) for n, m in leaves]
     try:
-        with torch.no_grad():
+        with torch.no_grad(), uncompiled():
             call(module, inputs)
     finally:
         for handle in handles:

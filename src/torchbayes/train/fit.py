@@ -49,7 +49,14 @@ from torchbayes.train.run import Run, output_settings, write_result
 from torchbayes.train.run_folder import RunFolder
 from torchbayes.train.schedule import Schedule, as_schedule
 from torchbayes.train.start import Init, factory, start_of
-from torchbayes.train.throughput import FORMATS, check_format, choose_format, compiled, few
+from torchbayes.train.throughput import (
+    FORMATS,
+    check_backend,
+    check_format,
+    choose_format,
+    compiled,
+    few,
+)
 from torchbayes.train.tracking import Logger
 
 __all__ = ["fit"]
@@ -143,7 +150,8 @@ def fit(
         memory_format: Order of images in memory: `"channels_last"`, `"contiguous"`, or `"auto"` for the
             faster of the two on the first examples; as they come if None. Results differ by rounding alone.
         compile: Whether to run what `torch.compile` makes of the network, or the name of its back end.
-            Methods that look into the network's layers (VOGN, OGN, K-FAC, Bayes by Backprop) run it as it is written.
+            Methods that look into the network's layers (VOGN, OGN, K-FAC, Bayes by Backprop) run it as it is
+            written.
         accumulate: Gradient-accumulation steps per update, to save memory.
         seed: Random seed, for the order of the data, augmentation and all draws.
         device: Device to train on; the model's own if None. Under torchrun `"cuda"` is this process's own
@@ -179,6 +187,7 @@ def fit(
     check_options(method_class, options)
     schedule = as_schedule(schedule)
     _check_numbers(epochs, batch_size, accumulate, train_size, clip_norm, amp)
+    check_backend(compile)
     if memory_format not in (None, *FORMATS):
         raise ValueError(
             f"memory_format is {memory_format!r}: expected {', '.join(FORMATS)} or None"

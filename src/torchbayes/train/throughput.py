@@ -19,7 +19,15 @@ from torch import Tensor, nn
 from torchbayes.core import distributed
 from torchbayes.core.batch import batch_len, device_of, map_tensors, slice_batch
 
-__all__ = ["FORMATS", "arranged", "check_format", "choose_format", "compiled", "few"]
+__all__ = [
+    "FORMATS",
+    "arranged",
+    "check_backend",
+    "check_format",
+    "choose_format",
+    "compiled",
+    "few",
+]
 
 FORMATS = ("auto", "channels_last", "contiguous")
 
@@ -126,6 +134,18 @@ def few(inputs: Any, targets: Tensor, splits: bool) -> tuple[Any, Tensor]:
 def _own_random_numbers() -> Iterator[None]:
     with torch.random.fork_rng(list(range(torch.cuda.device_count()))):
         yield
+
+
+def check_backend(backend: bool | str) -> None:
+    """Raise a `ValueError` if `torch.compile` has no such back end."""
+    if isinstance(backend, bool):
+        return
+    known = torch.compiler.list_backends(exclude_tags=())
+    if backend not in known:
+        raise ValueError(
+            f"compile is {backend!r}, but torch.compile has no such back end: choose from "
+            f"{', '.join(sorted(known))}, or pass True"
+        )
 
 
 @contextlib.contextmanager

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from torchbayes.core.autocast import no_autocast
+from torchbayes.core.batch import untraced
 from torchbayes.core.declaration import register
 from torchbayes.core.parameters import Params, check_types, trainable
 from torchbayes.posterior import Weights
@@ -187,6 +188,7 @@ class Hypernet(RandomWrapper):
                 else:
                     own.copy_(torch.matmul(second, activation))
 
+    @untraced
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the network under one draw of its weights."""
         if self.in_place and self.training:

@@ -33,6 +33,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from torchbayes.core.batch import untraced
 from torchbayes.core.declaration import register
 from torchbayes.core.fan_in import fan_ins, least_precision
 from torchbayes.core.parameters import Params
@@ -195,6 +196,7 @@ class MeanField(RandomWrapper):
         )  # fmt: skip
         return draw
 
+    @untraced
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the network: under one draw in training mode, at the mean in evaluation mode."""
         if not (self.training if self._drawing is None else self._drawing):
@@ -216,6 +218,7 @@ class MeanField(RandomWrapper):
             )
         return outputs
 
+    @untraced
     def kl(self) -> Tensor:
         """Return KL(q ‖ prior) summed over the random weights, in nats: a scalar to divide by `train_size`.
 

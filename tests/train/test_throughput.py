@@ -69,10 +69,12 @@ def distance(one: tb.Run, other: tb.Run) -> float:
 
 @pytest.mark.parametrize("method", tb.METHODS)
 def test_every_method_in_every_way(method: str) -> None:
-    plain = trained(method)
-    last = trained(method, memory_format="channels_last")
-    fast = trained(method, memory_format="channels_last", amp="bfloat16")
-    compiled = trained(method, compile="eager")
+    sampler = tb.METHODS[method].posterior_kind == "Samples" and method != "ensemble"
+    alone = {"chains": 1} if sampler else {}
+    plain = trained(method, **alone)
+    last = trained(method, memory_format="channels_last", **alone)
+    fast = trained(method, memory_format="channels_last", amp="bfloat16", **alone)
+    compiled = trained(method, compile="eager", **alone)
     assert isinstance(last.model, Net)
     assert isinstance(plain.model, Net)
     assert all(stride[1] == 1 for stride in last.model.seen)
@@ -90,6 +92,14 @@ def test_every_method_in_every_way(method: str) -> None:
         assert type(run.model) is Net  # the same names, and nothing compiled about it
         assert run.model._compiled_call_impl is None
         assert all(weight.is_contiguous() for weight in run.posterior.mean().values())
+
+
+def test_chains_side_by_side() -> None:
+    """They are run by vmap, in torch's own format and as they are written."""
+    plain = trained("sgld", chains=2, side_by_side=True)
+    ways: list[dict[str, Any]] = [{"memory_format": "channels_last"}, {"compile": "eager"}]
+    for how in ways:
+        assert distance(plain, trained("sgld", chains=2, side_by_side=True, **how)) < 1e-5
 
 
 def test_one_channel_is_arranged_too() -> None:

@@ -18,6 +18,7 @@ from torchbayes.likelihood import Likelihood
 from torchbayes.posterior import Weights
 from torchbayes.prior import GaussianPrior, Prior
 from torchbayes.train.method import loss_of
+from torchbayes.train.throughput import arranged
 
 __all__ = ["StackedChains", "StackedPrior"]
 
@@ -117,7 +118,8 @@ class StackedChains:
             noise: The likelihood's own parameters by name, a row for each chain; if None, or without any,
                 the present ones for all.
         """
-        positional, named = arguments(inputs)
+        # vmap does not know other formats everywhere.
+        positional, named = arguments(arranged(inputs, "contiguous"))
 
         def one(chain: Weights, level: Weights) -> Tensor:
             own = own_weights(self._net, chain)

@@ -13,6 +13,7 @@ from torchbayes.checks.conjugate import LinearRegression
 from torchbayes.data.loader import BatchLoader
 from torchbayes.posterior import Posterior, Samples
 from torchbayes.prior import as_prior
+from torchbayes.train.chains import SamplerMethod
 from torchbayes.train.fit import fit
 from torchbayes.train.method import Method
 from torchbayes.train.registry import METHODS, check_options, find_method, method_options
@@ -117,6 +118,8 @@ def verify(
     )
     if epochs is None:
         epochs = max(_EPOCHS, math.ceil(_UPDATES / len(loader)))
+    if issubclass(method_class, SamplerMethod):
+        options = {"chains": 1, **options}  # the outputs are as many chains
     run = fit(
         problem.model, loader, method, epochs=epochs, likelihood=problem.likelihood(), seed=seed,
         train_size=told_size, progress=False, **options,

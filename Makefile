@@ -49,6 +49,7 @@ bench: $(VENV)/.installed  ## measure ratios in turns and rewrite their page; no
 	$(BIN)/python benchmarks/steps.py --memory --predict --json results/benchmarks.json
 	$(BIN)/python benchmarks/latency.py --json results/latency.json
 	$(BIN)/python benchmarks/growth.py --json results/growth.json
+	$(BIN)/python benchmarks/throughput.py --json results/throughput.json
 	$(BIN)/python -m tools.records
 
 $(PEERS)/.installed: pyproject.toml constraints.txt benchmarks/peers.txt benchmarks/peers-need.txt

@@ -99,7 +99,7 @@ def _unusable(device: str | torch.device, error: Exception) -> ValueError:
     why = str(error).splitlines()[0]
     return ValueError(
         f"device is {str(device)!r}, which this torch cannot use ({why}): leave it out, or choose another "
-        "one, such as cpu or cuda"
+        "one, such as cpu"
     )
 
 

@@ -142,11 +142,10 @@ def check_backend(backend: bool | str) -> None:
     """Raise a `ValueError` if `torch.compile` has no such back end."""
     if isinstance(backend, bool):
         return
-    known = torch.compiler.list_backends(exclude_tags=())
-    if backend not in known:
+    if backend not in torch.compiler.list_backends(exclude_tags=()):
+        usual = ", ".join(sorted(torch.compiler.list_backends()))
         raise ValueError(
-            f"compile is {backend!r}, but torch.compile has no such back end: choose from "
-            f"{', '.join(sorted(known))}, or pass True"
+            f"compile is {backend!r}, but torch.compile has no such back end: pass True, or one of {usual}"
         )
 
 

@@ -100,7 +100,14 @@ def formats(folder: Path) -> list[Format]:
     _data_files(folder)
 
     def weights(path: Path) -> Callable[[], Any]:
-        return lambda: [dict(w) for w in tb.load(path, small_net()).draws(2)]
+        def read() -> Any:
+            posterior = tb.load(path, small_net())
+            return [
+                dict(w)
+                for w in (posterior if isinstance(posterior, tb.Samples) else posterior.draws(2))
+            ]
+
+        return read
 
     def frozen() -> Any:
         network = small_net()

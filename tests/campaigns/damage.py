@@ -15,6 +15,7 @@ import random
 import resource
 import shutil
 import struct
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,7 +77,9 @@ def formats(folder: Path) -> list[Format]:
         small_net, blobs(), "sgld", sample_folder=str(folder / "bank"), samples=2, **options
     )
     run.checkpoint.previous.unlink()  # damage must be an error, not a return to the generation before
-    made.calibrate(blobs(60, seed=2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about a calibration of so few examples
+        made.calibrate(blobs(60, seed=2))
     made.save(folder / "run")
     tb.Point(tb.snapshot(small_net())).save(folder / "posterior.safetensors")
     save_file(small_net().state_dict(), folder / "foreign.safetensors")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from torchbayes.core.errors import WriteError
 from torchbayes.core.names import named_weights, unwrapped
 from torchbayes.core.parameters import Params, selected
 from torchbayes.core.reading import read_json
@@ -103,7 +105,10 @@ class Samples(Posterior):
         self._entries: list[_Entry] = []
         self._next = 0
         if self.folder is not None:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise WriteError.of(self.folder, error) from error
             self._read_manifest()
             if self._count:
                 header = self._read(0)[0]
@@ -197,7 +202,8 @@ class Samples(Posterior):
         own = {_name(entry["number"]) for entry in self._entries}
         for file in self.folder.glob(_DRAW_FILES):
             if file.name not in own:
-                file.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # it is no draw anyway
+                    file.unlink(missing_ok=True)
 
     def append(self, weights: Weights | None = None, *, chain: int = 0) -> None:
         """Add a snapshot of the model, or the given weights, under the number of its chain."""
@@ -275,7 +281,8 @@ class Samples(Posterior):
             self._next = max((entry["number"] for entry in self._entries), default=-1) + 1
             self._write_manifest()
             for file in dropped:
-                file.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # it is no draw any more
+                    file.unlink(missing_ok=True)
         self._count = count
         if count == 0:
             self._first_shapes = None
@@ -404,7 +411,8 @@ class Samples(Posterior):
             write_json(path / _MANIFEST, {"next": 0, "draws": []})
             remove_strays(path)
             for old in sorted(path.glob(_DRAW_FILES)):
-                old.unlink()
+                with contextlib.suppress(OSError):  # it is no draw any more
+                    old.unlink()
             for index in range(self._count):
                 source = self._file(index)
                 with atomic_path(path / source.name) as temporary:

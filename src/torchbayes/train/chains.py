@@ -385,6 +385,7 @@ class SamplerMethod(Method):
                 pooled.append(weights, chain=chain)
         if len(pooled) == 0:
             raise ValueError(_NOTHING)
+        pooled.tidy()
         return pooled
 
     def _pooled(self) -> Samples:
@@ -405,6 +406,7 @@ class SamplerMethod(Method):
                 distributed.broadcast([number, *weights.values()], rank)
                 if not on_disk or self.plan.rank == 0:
                     pooled.append(weights, chain=int(number))
+        pooled.tidy()
         return pooled if len(pooled) > 0 else self.bank
 
     def state_dict(self) -> dict[str, Any]:

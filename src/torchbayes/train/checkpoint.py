@@ -81,9 +81,12 @@ class Checkpoint:
 
     def settle(self) -> None:
         """Finish or undo what a kill interrupted between two names."""
-        if self._next.exists() and not self.newest.exists():
-            self._next.replace(self.newest)
-        self._next.unlink(missing_ok=True)
+        try:
+            if self._next.exists() and not self.newest.exists():
+                self._next.replace(self.newest)
+            self._next.unlink(missing_ok=True)
+        except OSError as error:
+            raise WriteError.of(self.newest, error) from error
 
     def rows(self) -> int | None:
         """Return the number of epochs that the newest checkpoint has seen, or None if it does not tell."""

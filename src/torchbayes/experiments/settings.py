@@ -17,7 +17,7 @@ from torch import nn
 
 from torchbayes.data import DataSet, TableEncoding, load_data
 from torchbayes.data.dataset import hold_out
-from torchbayes.experiments.options import check_spelling
+from torchbayes.experiments.options import check_spelling, translated
 from torchbayes.likelihood import Categorical, GaussianNoise, Likelihood
 from torchbayes.models import build_model
 from torchbayes.train.registry import find_method
@@ -215,6 +215,22 @@ class Experiment:
         with torch.random.fork_rng(), torch.device("meta"):
             make()
         return make
+
+    def fit_arguments(self, data: DataSet, steps_per_epoch: int) -> dict[str, Any]:
+        """Return what `fit` takes of the settings; the network and the data themselves are the caller's.
+
+        Args:
+            data: The data.
+            steps_per_epoch: Number of updates in an epoch.
+        """
+        return {
+            "method": self.method, "epochs": self.epochs, "likelihood": self.likelihood(data),
+            "init": self.init or None, "reset": self.reset or None, "schedule": self.schedule,
+            "clip_norm": self.clip_norm or None, "amp": self.amp or None,
+            "accumulate": self.accumulate, "memory_format": self.memory_format or None,
+            "compile": self.compile or False, "seed": self.seed,
+            **translated(self.options, steps_per_epoch),
+        }  # fmt: skip
 
     def load_data(self, data_dir: Path | None, encoding: TableEncoding | None = None) -> DataSet:
         """Load the data and split it according to the settings.

@@ -20,7 +20,6 @@ from torchbayes.core.storage import write_json
 from torchbayes.data import DataSet, make_loader
 from torchbayes.experiments.cost import peak_memory
 from torchbayes.experiments.made_with import check_run, run_config
-from torchbayes.experiments.options import translated
 from torchbayes.experiments.provenance import commit
 from torchbayes.experiments.settings import Experiment
 from torchbayes.experiments.trained_run import preprocessing_of
@@ -79,20 +78,13 @@ def train_experiment(
             _warm_up(experiment, data, make, place)
             with peak_memory(place) as peak:
                 run = fit(
-                    make, loader, experiment.method, epochs=experiment.epochs,
-                    likelihood=experiment.likelihood(data), validation=held_out,
-                    init=experiment.init or None, reset=experiment.reset or None,
-                    schedule=experiment.schedule, clip_norm=experiment.clip_norm or None,
-                    amp=experiment.amp or None, accumulate=experiment.accumulate,
-                    memory_format=experiment.memory_format or None,
-                    compile=experiment.compile or False,
-                    seed=experiment.seed, device=place, folder=folder, resume=resume,
+                    make, loader, validation=held_out, device=place, folder=folder, resume=resume,
                     checkpoint_seconds=checkpoint_seconds,
                     config={
                         **run_config(experiment, data), "build": experiment.build(data),
                         "commit": commit() or None,
                     },
-                    progress=progress, logger=logger, **translated(experiment.options, len(loader)),
+                    progress=progress, logger=logger, **experiment.fit_arguments(data, len(loader)),
                 )  # fmt: skip
         if distributed.rank() == 0 and peak.bytes is not None:
             _note_peak(folder, peak.bytes)

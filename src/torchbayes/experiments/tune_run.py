@@ -12,7 +12,7 @@ import tomli_w
 from torchbayes._version import __version__
 from torchbayes.core.storage import write_text
 from torchbayes.data import DataSet, make_loader
-from torchbayes.experiments.options import check_spelling, translated
+from torchbayes.experiments.options import check_spelling
 from torchbayes.experiments.settings import SETTINGS, Experiment
 from torchbayes.experiments.training import threads_for
 from torchbayes.train.fit import fit
@@ -74,15 +74,11 @@ def tune_experiment(
             data, data.train, experiment.batch_size, shuffle=True, augment=experiment.augment,
             seed=experiment.seed,
         )  # fmt: skip
+        tried = dataclasses.replace(experiment, options={**experiment.options, **options})
         with threads_for(make, experiment.batch_size):
             run = fit(
-                make, loader, experiment.method, epochs=experiment.epochs,
-                likelihood=experiment.likelihood(data), validation=held_out,
-                init=experiment.init or None, reset=experiment.reset or None,
-                schedule=experiment.schedule, clip_norm=experiment.clip_norm or None,
-                amp=experiment.amp or None, accumulate=experiment.accumulate,
-                seed=experiment.seed, progress=progress(number), logger=report,
-                **translated({**experiment.options, **options}, len(loader)),
+                make, loader, validation=held_out, progress=progress(number), logger=report,
+                **tried.fit_arguments(data, len(loader)),
             )  # fmt: skip
             return held_out_nll(run, held_out, experiment.samples)
 

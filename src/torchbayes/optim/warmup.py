@@ -37,8 +37,10 @@ _REST, _SURVEY, _PILOT = 0.15, 0.15, 0.4
 _LEAST_SURVEY, _MOST_SURVEY = 6, 200
 # Adam's largest step: how far a weight can go during the descent, and relative to the weights of its tensor.
 _ADAM_LOW, _ADAM_HIGH, _REACH, _RELATIVE = 1e-3, 1e-2, 8.0, 0.05
-# The step of the descent falls, and its weights are averaged, from these shares of it on.
-_FALL, _AVERAGED = 0.8, 0.85
+# The step of the descent falls from this share of it on. Its weights are averaged over 1.5 epochs at its end,
+# but over no less and no more than these shares: with fewer examples, the mean would be off by more than the
+# posterior's width.
+_FALL, _LEAST_AVERAGED, _MOST_AVERAGED = 0.8, 0.15, 0.5
 
 State = dict[str, Any]
 
@@ -173,7 +175,10 @@ class WarmUp:
         self, params: list[Tensor], states: list[State], gradients: list[Tensor], step: int,
         n: float, decay: float, factor: float,
     ) -> None:  # fmt: skip
-        begun = math.ceil(_AVERAGED * self.descent)
+        averaged = min(
+            max(_LEAST_AVERAGED * self.descent, 1.5 * n / self.batch), _MOST_AVERAGED * self.descent
+        )
+        begun = math.ceil(self.descent - averaged)
         facts = states[0]["warmup"]
         if step == 1:
             for state, p in zip(states, params, strict=True):
@@ -205,10 +210,10 @@ def langevin_step(found: Measured) -> tuple[float, float]:
     In coordinates of mean curvature 1, the gradient's noise ν adds the share κ = εν/4 to the variance, and
     the variance is forgotten at the rate ε.
     """
-    share = min(max(10 * found.noise / found.samples, 0.05), 0.15)
+    share = min(max(10 * found.noise / found.samples, 0.05), 0.1)
     epsilon = min(1 / found.top, 4 * share / max(found.noise, 1e-9), 0.3)
     needed = 3 / (epsilon * found.left)
-    most = (2 / max(epsilon * found.noise, 1e-9), 1 / (found.top * epsilon), 30.0)
+    most = (4 / max(epsilon * found.noise, 1e-9), 1 / (found.top * epsilon), 30.0)
     return epsilon, max(1.0, min(needed, *most))
 
 

@@ -23,8 +23,11 @@ from torchbayes.train.run import Run
 
 __all__ = ["ARRAYS", "EPOCHS", "METHOD", "Array", "BayesianEstimator", "tensor"]
 
-METHOD, EPOCHS = "ensemble", 100
+METHOD, EPOCHS = "ivon", 100
 """The defaults of both estimators."""
+
+OPTIONS = {"prior": 10.0}
+"""Options of the default method: tables are small, and a network of 64 × 64 units learns them by heart."""
 
 Array = np.ndarray[Any, Any]
 
@@ -129,7 +132,8 @@ class BayesianEstimator(BaseEstimator):  # type: ignore[misc]
         self, model: nn.Module | Callable[[], nn.Module], inputs: Tensor, targets: Tensor,
         likelihood: Likelihood | None, weights: Tensor | None, **how: Any,
     ) -> None:  # fmt: skip
-        options = dict(self.options) if self.options is not None else {}
+        usual = OPTIONS if self.method == METHOD else {}
+        options = dict(usual if self.options is None else self.options)
         if self.lr is not None:
             options["lr"] = self.lr
         # An example of weight 2 is the same as two: their number is the sum of the weights.

@@ -34,7 +34,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):  # type: ignore[mi
         epochs: Number of passes over the training set.
         batch_size: Examples per update.
         samples: Number of draws for predictions.
-        options: Other options of the method.
+        options: Other options of the method; if None, `{"prior": 10.0}` for the default method.
         random_state: A seed, a NumPy generator, or None for a new seed at every fit.
         output: Where the tensor of the likelihood is in what the model returns; see `torchbayes.fit`.
         likelihood: Meaning of the outputs; by default classes, or one logit for two of them.

@@ -59,4 +59,5 @@ def test_a_batch_of_vogn_passes_few_files() -> None:
     assert "optim/vogn.py" in files, "nothing was seen of the update"
     curvature = [file for file in files if file.startswith("curvature/")]
     assert len(curvature) <= 3, curvature
-    assert len(files) <= 12, f"{len(files)} files, {changes} changes of file: {files}"
+    # One of them draws for the weights that are too few for a loop: each fan-in has a bound of its own.
+    assert len(files) <= 13, f"{len(files)} files, {changes} changes of file: {files}"

@@ -10,12 +10,11 @@ import math
 
 from torch import nn
 
-__all__ = ["fan_ins", "least_precision", "planned_rate", "rate_share"]
+__all__ = ["fan_ins", "least_precision", "rate_share"]
 
 # The noise of a unit whose inputs have unit size has at most this variance: a standard deviation of 0.17.
 _UNIT_VARIANCE = 1 / 34
 _FULL_RATE = 8
-_WARM_UP, _WARM_UPDATES = 0.05, 100
 
 
 def fan_ins(model: nn.Module) -> dict[int, int]:
@@ -48,16 +47,3 @@ def least_precision(fan_in: int) -> float:
 def rate_share(fan_in: int) -> float:
     """Return the share of the learning rate that suits the weights of a unit: √(8/f), at most 1."""
     return min(1.0, math.sqrt(_FULL_RATE / fan_in))
-
-
-def planned_rate(step: int, steps: int | None) -> float:
-    """Return the factor of the learning rate at a step, from 1: a short rise, then half a cosine to 0.
-
-    Args:
-        step: Number of the step.
-        steps: How many are planned; if None the rise is followed by a constant rate.
-    """
-    if steps is None:
-        return min(1.0, step / _WARM_UPDATES)
-    rise = min(1.0, step / (_WARM_UP * steps + 1))
-    return rise * 0.5 * (1 + math.cos(math.pi * min(1.0, step / steps)))

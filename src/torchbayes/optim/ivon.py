@@ -40,7 +40,6 @@ import torch
 from torch import Tensor, nn
 
 from torchbayes.core.declaration import register
-from torchbayes.core.fan_in import least_precision, planned_rate, rate_share
 from torchbayes.core.parameters import Params
 from torchbayes.optim.base import check_number
 from torchbayes.optim.natural_gradient import (
@@ -49,6 +48,7 @@ from torchbayes.optim.natural_gradient import (
     add_scaled,
     bounded_draw,
     gaussian_prior,
+    planned_rate,
 )
 from torchbayes.prior import Prior
 
@@ -274,7 +274,7 @@ class IVON(WeightOptimizer):
         """Return κ/N of a weight, the bound of h + δ in its noise; 0 without a bound."""
         if not group.get("bounded"):
             return 0.0
-        return least_precision(self._fan_ins[id(p)]) / float(group["train_size"])
+        return self._leasts[id(p)] / float(group["train_size"])
 
     def _curvatures(self, group: dict[str, Any], params: Sequence[Tensor]) -> list[Tensor]:
         fresh = [p for p in params if "curvature" not in self.state[p]]
@@ -365,7 +365,7 @@ class IVON(WeightOptimizer):
                 step = self.state[p]["step"] = self.state[p]["step"] + 1
                 alike: tuple[Any, ...] = (id(p) in self._fixed, step, p.dtype)
                 if group.get("scaled"):
-                    alike += (self._fan_ins[id(p)],)
+                    alike += (self._leasts[id(p)],)
                 bundles.setdefault(alike, []).append(p)
             for (fixed, step, *_), params in bundles.items():
                 update = self._scaled_update if group.get("scaled") else self._update_bundle
@@ -376,7 +376,7 @@ class IVON(WeightOptimizer):
         statistics: Statistics,
     ) -> None:  # fmt: skip
         delta, prior_mean = self._prior_terms(group, params, fixed=fixed)
-        share, planned = rate_share(self._fan_ins[id(params[0])]), group["steps"]
+        share, planned = self._shares[id(params[0])], group["steps"]
         scalars = {
             "alpha": group["lr"] * share * planned_rate(step, planned), "beta1": group["betas"][0],
             "t": step, "delta": delta, "prior_mean": prior_mean,

@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 from torchbayes.core.declaration import register
-from torchbayes.core.fan_in import planned_rate
 from torchbayes.core.names import named_parameters
 from torchbayes.core.parameters import Params, norm_parameters, parameter_groups
 from torchbayes.optim.base import ModelOptimizer, check_number, check_train_size
+from torchbayes.optim.natural_gradient import planned_rate
 from torchbayes.posterior import Point, snapshot
 from torchbayes.posterior.partial import described
 from torchbayes.prior import GaussianPrior, Prior, as_prior

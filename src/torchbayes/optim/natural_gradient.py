@@ -9,6 +9,7 @@ itself, and processes with draws of their own are averaged, weighted by the exam
 
 from __future__ import annotations
 
+import math
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 from torchbayes.core import distributed
 from torchbayes.core.batch import LossWatch, LossWeights, check_mean_loss
-from torchbayes.core.fan_in import fan_ins
+from torchbayes.core.fan_in import fan_ins, least_precision, rate_share
 from torchbayes.core.parameters import Params, norm_parameters
 from torchbayes.core.workspace import first_nonfinite
 from torchbayes.curvature.capture import Capture, has_new_gradient, mark_gradients
@@ -31,7 +32,14 @@ from torchbayes.posterior import Gaussian, Point, Posterior, Weights, snapshot
 from torchbayes.posterior.partial import described
 from torchbayes.prior import GaussianPrior, Prior, as_prior
 
-__all__ = ["Statistics", "WeightOptimizer", "add_scaled", "bounded_draw", "gaussian_prior"]
+__all__ = [
+    "Statistics",
+    "WeightOptimizer",
+    "add_scaled",
+    "bounded_draw",
+    "gaussian_prior",
+    "planned_rate",
+]
 
 
 def add_scaled(x: Tensor, y: Tensor, factor: float | Tensor) -> Tensor:
@@ -47,6 +55,19 @@ def bounded_draw(
     torch.addcmul(mu, eta, root, value=n**-0.5, out=theta)
 
 
+def planned_rate(step: int, steps: int | None) -> float:
+    """Return the factor of the learning rate at a step, from 1: a short rise, then half a cosine to 0.
+
+    Args:
+        step: Number of the step.
+        steps: How many are planned; if None the rise is followed by a constant rate.
+    """
+    if steps is None:
+        return min(1.0, step / _WARM_UPDATES)
+    rise = min(1.0, step / (_WARM_UP * steps + 1))
+    return rise * 0.5 * (1 + math.cos(math.pi * min(1.0, step / steps)))
+
+
 def gaussian_prior(prior: Prior | float) -> GaussianPrior:
     """Return the Gaussian prior that a `prior` argument denotes; raise a `TypeError` for any other prior."""
     resolved = as_prior(prior)
@@ -57,6 +78,9 @@ def gaussian_prior(prior: Prior | float) -> GaussianPrior:
         )
     return resolved
 
+
+# Without a number of planned steps, and as a share of it: the steps over which the rate rises.
+_WARM_UPDATES, _WARM_UP = 100, 0.05
 
 Key = tuple[str, int]
 """The kind of a statistic, and the `id` of its parameter."""
@@ -176,7 +200,9 @@ class WeightOptimizer(ModelOptimizer):
         super()._prepare()
         norms = norm_parameters(self.model)
         self._fixed = {key for key, name in self._names.items() if name in norms}
-        self._fan_ins = fan_ins(self.model)
+        fans = fan_ins(self.model)
+        self._leasts = {key: least_precision(fan_in) for key, fan_in in fans.items()}
+        self._shares = {key: rate_share(fan_in) for key, fan_in in fans.items()}
         self._capture: Capture | None = None
         self._inside = False
         self._pending = False  # whether `.grad` has gradients of blocks that no step has used

@@ -34,11 +34,10 @@ import torch
 from torch import Tensor, nn
 
 from torchbayes.core.declaration import register
-from torchbayes.core.fan_in import least_precision, planned_rate, rate_share
 from torchbayes.core.noise import normals_
 from torchbayes.core.parameters import Params
 from torchbayes.curvature import Capture
-from torchbayes.optim.natural_gradient import Key, Statistics
+from torchbayes.optim.natural_gradient import Key, Statistics, planned_rate
 from torchbayes.optim.vogn import VOGN
 from torchbayes.posterior import Posterior, Weights
 from torchbayes.posterior.kronecker import KroneckerGaussian, as_matrix, set_matrix
@@ -310,7 +309,7 @@ class NoisyKFAC(VOGN):
             return float(group["lr"])
         rate = 0.01 * math.sqrt(self._damping(group, weight) + float(delta.mean()))
         length = rate * float(step.square().mean().sqrt())
-        longest = float(group["lr"]) * rate_share(self._fan_ins[id(weight)])
+        longest = float(group["lr"]) * self._shares[id(weight)]
         if length > 0:
             rate *= min(max(length, _SHORTEST * longest), longest) / length
         return rate * planned_rate(self.state[weight]["step"] + 1, group["steps"])
@@ -319,7 +318,7 @@ class NoisyKFAC(VOGN):
         """Return γ of a layer."""
         if not group.get("bounded"):
             return float(group["damping"])
-        return max(150.0, least_precision(self._fan_ins[id(weight)]) / 4) / self._n(group)
+        return max(150.0, self._leasts[id(weight)] / 4) / self._n(group)
 
     def _update_factors(
         self, group: dict[str, Any], weight: Tensor, delta: Tensor, statistics: Statistics

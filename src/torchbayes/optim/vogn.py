@@ -45,7 +45,6 @@ import torch
 from torch import Tensor, nn
 
 from torchbayes.core.declaration import register
-from torchbayes.core.fan_in import least_precision, planned_rate, rate_share
 from torchbayes.core.parameters import Params
 from torchbayes.optim.base import check_number, check_train_size
 from torchbayes.optim.natural_gradient import (
@@ -54,6 +53,7 @@ from torchbayes.optim.natural_gradient import (
     add_scaled,
     bounded_draw,
     gaussian_prior,
+    planned_rate,
 )
 from torchbayes.prior import Prior
 
@@ -338,7 +338,7 @@ class VOGN(WeightOptimizer):
                 first = "precision" not in self.state[p] and group["initial_precision"] is None
                 alike: tuple[Any, ...] = (id(p) in self._fixed, first, p.dtype)
                 if group.get("scaled"):
-                    alike += (rate_share(self._fan_ins[id(p)]), self.state[p].get("step", 0))
+                    alike += (self._shares[id(p)], self.state[p].get("step", 0))
                 bundles.setdefault(alike, []).append(p)
         for (fixed, first, *_), params in bundles.items():
             self._update_bundle(group, params, fixed, first, statistics)
@@ -360,7 +360,7 @@ class VOGN(WeightOptimizer):
         delta, prior_mean = self._prior_terms(group, params, fixed=fixed)
         if group.get("scaled"):
             step, (beta1, beta2) = self.state[params[0]]["step"] + 1, group["betas"]
-            share = rate_share(self._fan_ins[id(params[0])])
+            share = self._shares[id(params[0])]
             self._workspace.apply(
                 vogn_scaled_update,
                 [params, [self.state[p]["momentum"] for p in params], precisions],
@@ -393,4 +393,4 @@ class VOGN(WeightOptimizer):
 
     def _least(self, group: dict[str, Any], p: Tensor) -> float:
         """Return κ/N of a weight: the bound of s + δ̃ in its noise."""
-        return least_precision(self._fan_ins[id(p)]) / self._n(group)
+        return self._leasts[id(p)] / self._n(group)

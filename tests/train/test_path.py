@@ -59,6 +59,6 @@ def test_a_batch_of_vogn_passes_few_files() -> None:
     assert "optim/vogn.py" in files, "nothing was seen of the update"
     curvature = [file for file in files if file.startswith("curvature/")]
     assert len(curvature) <= 3, curvature
-    # One of them draws for the weights that are too few for a loop, because each fan-in has a bound of its own;
-    # one checks that gradients are finite.
+    # One of them draws for weights that are too few for a loop, because each fan-in has a bound of its own,
+    # and one checks that gradients are finite.
     assert len(files) <= 14, f"{len(files)} files, {changes} changes of file: {files}"

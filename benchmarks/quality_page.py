@@ -18,7 +18,7 @@ Table = dict[tuple[str, str], dict[str, Any]]
 
 _HEAD = """# Quality at the defaults
 
-Every method with no option given, on {tasks} small tasks of many kinds, {seeds} seeds each: what a newcomer
+Every method with no option given, on {tasks} small tasks of many kinds, {seeds} each: what a newcomer
 gets. `make quality` measures what has changed and writes this page and its picture; rows are in
 results/quality.jsonl. NLL is in nats per test example (per pixel for segmentation; targets of regressions are
 standardised). Every method gets the epochs that `map` gets. `ensemble` is five networks of that many epochs
@@ -43,7 +43,11 @@ def write_page(rows: list[dict[str, Any]], docs: Path = ROOT / "docs") -> None:
     tasks = [t for t in TASKS if (t, "map") in table]
     methods = [m for m in [*METHODS, "ensemble/5"] if any((t, m) in table for t in tasks)]
     seeds = max(entry["seeds"] for entry in table.values())
-    text = [_HEAD.format(tasks=len(tasks), seeds=seeds, slack=SLACK)]
+    text = [
+        _HEAD.format(
+            tasks=len(tasks), seeds="one seed" if seeds == 1 else f"{seeds} seeds", slack=SLACK
+        )
+    ]
     text += [_line(m, tasks, table) for m in methods if m != "map"]
     text += [
         "\n## NLL less that of map\n\n",

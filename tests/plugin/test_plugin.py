@@ -57,7 +57,7 @@ model = tb.BayesianClassifier(method="{NAME}", epochs=2).fit(x.numpy(), y.numpy(
 print(model.predict_proba(x.numpy()).shape)
 """
     printed = python("-c", script, packages=packages, folder=tmp_path).splitlines()
-    assert printed == ["Samples 30 posterior", "True", "(120, 2)"]
+    assert printed == ["Samples 120 posterior", "True", "(120, 2)"]  # of four chains
 
 
 def test_command_line_comparison_and_report(packages: Path, tmp_path: Path) -> None:

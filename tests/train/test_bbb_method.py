@@ -108,7 +108,7 @@ def test_a_resumed_run_goes_on_in_the_schedule() -> None:
 
 
 def test_warns_of_a_collapse_to_the_prior() -> None:
-    collapsed = method(prior=100.0, kl_schedule="uniform")
+    collapsed = method(prior=100.0, kl_schedule="uniform", init_std=0.05)  # unbounded σ
     with torch.no_grad():
         for mean, rho in zip(
             collapsed.model.parameters(), collapsed.module.rho.parameters(), strict=True

@@ -133,6 +133,10 @@ class MAP(ModelOptimizer):
             closure: Clears the gradients, computes the *mean* loss of a batch and its gradients, and
                 returns the loss. Without it, the existing gradients are used.
         """
+        return self._take(closure)
+
+    def _take(self, closure: Callable[[], Any] | None) -> Any:
+        # Apart from `step`, around which torch puts the hooks of every class that defines one.
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -204,14 +208,14 @@ class MLE(MAP):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one step, of the planned length if no rate was given."""
         if not self._plans:
-            return super().step(closure)
+            return self._take(closure)
         given = [group["lr"] for group in self.param_groups]
         taken = self.param_groups[0]["taken"] = self.param_groups[0].get("taken", 0) + 1
         factor = planned_rate(taken, self.steps)
         try:
             for group, lr in zip(self.param_groups, given, strict=True):
                 group["lr"] = lr * factor
-            return super().step(closure)
+            return self._take(closure)
         finally:
             for group, lr in zip(self.param_groups, given, strict=True):
                 group["lr"] = lr

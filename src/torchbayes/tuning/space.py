@@ -14,6 +14,7 @@ Space = Mapping[str, Sequence[Any]]
 """A pair (lowest, highest) of numbers, or a list of choices, for each option."""
 
 _RATE = (1 / 30, 10.0)
+_RATES = (1e-3, 1.0)  # where the default is a rule, and a rate that is given means the paper's step
 _PRECISIONS = (0.01, 100.0)
 
 
@@ -23,16 +24,17 @@ def default_space(method: type[Method], train_size: int) -> dict[str, tuple[floa
     Example:
         >>> from torchbayes.train.registry import find_method
         >>> from torchbayes.tuning import default_space
-        >>> sorted(default_space(find_method("bbb"), train_size=1000))
+        >>> sorted(default_space(find_method("map"), train_size=1000))
         ['lr', 'prior']
     """
     options = method_options(method)
     space: dict[str, tuple[float, float]] = {}
     if "lr" in options:
         usual = options["lr"].default
-        usual = values_in_use(method, train_size).get("lr") if usual is None else usual
-        if usual:
+        if usual is not None:
             space["lr"] = (_RATE[0] * usual, _RATE[1] * usual)
+        elif "lr" in values_in_use(method, train_size):
+            space["lr"] = _RATES
     if "prior" in options:
         space["prior"] = _PRECISIONS
     if not space:

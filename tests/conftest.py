@@ -18,6 +18,13 @@ torch.set_num_threads(1)
 collect_ignore = ["plugin/package"]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--device",
+        help="accelerator for tests/accelerator, such as cuda; a simulated one by default",
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
     # Once a day ArviZ warns of what will change and writes the day to a file; of two processes that do so at
     # the same moment one fails. So it is done here, before there are any workers.

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
+import re
 import sys
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import patch
@@ -13,12 +17,20 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 import torchbayes as tb
 from torchbayes.cli import main
 from torchbayes.core import device as device_module
 from torchbayes.core import distributed
-from torchbayes.core.device import process_device, take_device
+from torchbayes.core.device import (
+    device_random_state,
+    generator_state,
+    process_device,
+    set_device_random_state,
+    take_device,
+)
+from torchbayes.predict.predictive import own_generator
 
 from ..processes import processes
 
@@ -169,3 +181,90 @@ def test_command_line_device(tmp_path: Path) -> None:
         ):
             _run_main()
         assert "cpu" in map(str, asked), command
+
+
+class _Cycle:
+    """What only the garbage collection frees; another thread then runs."""
+
+    def __init__(self) -> None:
+        self.me = self
+
+    def __del__(self) -> None:
+        time.sleep(1e-4)
+
+
+class _Collecting:
+    """A generator the making of whose state starts a collection, as that of any object may."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self.generator = generator
+
+    def get_state(self) -> Tensor:
+        _Cycle()
+        gc.set_threshold(max(1, gc.get_count()[0]))
+        try:
+            return self.generator.get_state()
+        finally:
+            gc.set_threshold(10**6)
+
+
+def _in_threads(what: str) -> None:
+    """Let four threads read the state of a generator while four others use it."""
+    gc.freeze()  # what is there already need not be searched
+    generator = torch.default_generator if "device" in what else torch.Generator()
+    state = generator_state(generator)
+
+    def predict() -> None:
+        with own_generator(generator) as own:
+            torch.rand(3, generator=own)
+
+    uses: dict[str, Callable[[], object]] = {
+        "reading": lambda: generator_state(generator),
+        "reading the device's": lambda: device_random_state(torch.device("cpu")),
+        "predicting": predict,
+        "seeding": lambda: generator.manual_seed(1),
+        "setting": lambda: generator.set_state(state),
+        "setting the device's": lambda: set_device_random_state(torch.device("cpu"), state),
+        "drawing": lambda: torch.rand(3, generator=generator),
+    }
+
+    def read() -> None:
+        for _ in range(100):
+            generator_state(_Collecting(generator))  # type: ignore[arg-type]
+
+    def work() -> None:
+        while any(reader.is_alive() for reader in readers):
+            uses[what]()
+            time.sleep(1e-5)
+
+    readers = [threading.Thread(target=read) for _ in range(4)]
+    others = [threading.Thread(target=work) for _ in range(4)]
+    for thread in [*readers, *others]:
+        thread.start()
+    for thread in [*readers, *others]:
+        thread.join()
+    assert gc.isenabled()
+
+
+THREADS = (
+    "reading",
+    "reading the device's",
+    "predicting",
+    "seeding",
+    "setting",
+    "setting the device's",
+    "drawing",
+)
+
+
+@pytest.mark.parametrize("what", THREADS)
+def test_threads_with_one_generator(what: str) -> None:
+    """torch's own function waits for ever here, with the interpreter's lock: no time limit ends it either."""
+    assert processes(1, _in_threads, what, timeout=120).returncode == 0
+
+
+def test_states_are_read_in_one_place() -> None:
+    source = Path(tb.__file__).parent
+    reads = re.compile(r"(?<!np\.random)\.(get_state|get_rng_state|initial_seed)\(")
+    found = {f.name for f in source.rglob("*.py") if reads.search(f.read_text(encoding="utf-8"))}
+    assert found == {"device.py"}

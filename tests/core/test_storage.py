@@ -9,6 +9,7 @@ import os
 import pickle
 import signal
 import stat
+import struct
 import warnings
 from pathlib import Path
 from typing import Any
@@ -235,6 +236,17 @@ def test_a_file_of_a_newer_version(tmp_path: Path, version: Any) -> None:
     one_sentence(error)
 
 
+def test_a_message_does_not_quote_a_whole_header(tmp_path: Path) -> None:
+    header = {"format": "torchbayes-posterior", "version": 2, "torchbayes": "9\n" * 3000}
+    text = json.dumps({"a": "b" * 3000}).encode()
+    (tmp_path / "other").write_bytes(struct.pack("<Q", len(text)) + text)
+    for file in (write_header(tmp_path / "newer", header), tmp_path / "other"):
+        with pytest.raises(tb.posterior.PosteriorFileError) as error:
+            read_tensors(file)
+        one_sentence(error)
+        assert len(str(error.value)) < 500 + len(str(file))
+
+
 def test_a_header_that_does_not_fit(tmp_path: Path) -> None:
     for more in ({}, {"shapes": {"mean/a": [2]}}, {"shapes": {"mean/a": [3]}, "crc32": 0}):
         header = {"format": "torchbayes-posterior", "version": 1, **more}
@@ -340,14 +352,26 @@ def test_a_write_that_fails_leaves_the_old_file_and_says_so(
 
 
 def test_strays_of_the_dead_are_removed_and_files_in_use_are_not(tmp_path: Path) -> None:
-    stray = tmp_path / ".file.0123.part"
-    stray.write_text("half")
+    stray = tmp_path / ".file.0123456789ab.part"
+    foreign = tmp_path / ".film.iso.part"  # of another program, in a folder that is not only ours
+    for file in (stray, foreign):
+        file.write_text("half")
     with atomic_path(tmp_path / "file") as temporary:
         temporary.write_text("whole")
         remove_strays(tmp_path)
         assert not stray.exists()
         assert temporary.exists()
     assert (tmp_path / "file").read_text() == "whole"
+    assert foreign.read_text() == "half"
+
+
+def test_a_file_written_again_leaves_no_strays_of_it(tmp_path: Path) -> None:
+    # In any folder, such as that of `--out predictions.csv`: only those that were to become this file.
+    name = "n" * 250
+    for stray in (f".{'n' * 200}.0123456789ab.part", ".other.0123456789ab.part"):
+        (tmp_path / stray).write_text("half")
+    write_text(tmp_path / name, "whole")
+    assert sorted(os.listdir(tmp_path)) == [".other.0123456789ab.part", name]
 
 
 def test_weights_that_are_not_numbers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

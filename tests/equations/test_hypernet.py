@@ -19,7 +19,7 @@ def seeded(seed: int) -> torch.Generator:
 def parts(net: tb.Hypernet, name: str) -> tuple[np.ndarray, np.ndarray]:
     first = net.first.get_parameter(name).detach().numpy()
     second = net.second.get_parameter(name).detach().numpy()
-    return first, second.reshape(-1, second.shape[-1])
+    return first, second.reshape(len(second), -1)
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def test_generated_weights_are_the_formula(net: tb.Hypernet) -> None:
     z = latents["all"].numpy()
     for name, weight in weights.items():
         first, second = parts(net, name)
-        expected = second @ np.maximum(first @ z, 0)
+        expected = np.maximum(first @ z, 0) @ second
         np.testing.assert_allclose(
             weight.detach().numpy().reshape(-1), expected, rtol=1e-12, atol=1e-15
         )
@@ -54,29 +54,33 @@ def test_gradients_are_outer_products(net: tb.Hypernet) -> None:
         first, second = parts(net, name)
         g = gradients[name].numpy().reshape(-1)
         a = np.maximum(first @ z, 0)
-        got = net.second.get_parameter(name).grad.numpy().reshape(len(g), -1)
-        np.testing.assert_allclose(got, np.outer(g, a), rtol=1e-12)
-        back = (second.T @ g) * (first @ z > 0)
+        got = net.second.get_parameter(name).grad.numpy().reshape(len(a), -1)
+        np.testing.assert_allclose(got, np.outer(a, g), rtol=1e-12)
+        back = (second @ g) * (first @ z > 0)
         np.testing.assert_allclose(
             net.first.get_parameter(name).grad.numpy(), np.outer(back, z), rtol=1e-9
         )
 
 
+@pytest.mark.parametrize("maximize", [False, True])
+@pytest.mark.parametrize("decay", [0.02, torch.tensor(0.02).double()], ids=["number", "tensor"])
 @pytest.mark.parametrize("nesterov", [False, True])
-@pytest.mark.parametrize("rows", [3, 8, 100])
-def test_rank_one_step_is_sgd_with_momentum(nesterov: bool, rows: int) -> None:
+@pytest.mark.parametrize("size", [3, 8, 20, 50, 80])
+def test_rank_one_step_is_sgd_with_momentum(
+    size: int, nesterov: bool, decay: float | torch.Tensor, maximize: bool
+) -> None:
     rng = np.random.default_rng(0)
-    w, v = rng.normal(size=(20, 4)), rng.normal(size=(20, 4))
+    w, v = rng.normal(size=(4, 20)), rng.normal(size=(4, 20))
     g, a = rng.normal(size=20), np.maximum(rng.normal(size=4), 0)
-    lr, mu, decay = 0.1, 0.9, 0.02
+    lr, mu = 0.1, 0.9
     weight, momentum = torch.tensor(w), torch.tensor(v)
     settings = {"weight_decay": decay, "momentum": mu, "lr": lr, "dampening": 0.0}
     back = rank_one_step_(
-        weight, momentum, torch.tensor(g), torch.tensor(a), torch.empty(rows, 4).double(),
-        settings | {"nesterov": nesterov, "maximize": False, "is_first_step": False},
+        weight, momentum, torch.tensor(g), torch.tensor(a), torch.empty(size).double(),
+        settings | {"nesterov": nesterov, "maximize": maximize, "is_first_step": False},
     )  # fmt: skip
-    np.testing.assert_allclose(back.numpy(), w.T @ g, rtol=1e-12)
-    d = np.outer(g, a) + decay * w
+    np.testing.assert_allclose(back.numpy(), w @ g, rtol=1e-12)
+    d = (-1 if maximize else 1) * np.outer(a, g) + float(decay) * w
     v = mu * v + d
     w = w - lr * (d + mu * v if nesterov else v)
     np.testing.assert_allclose(momentum.numpy(), v, rtol=1e-12)

@@ -30,6 +30,8 @@ from torchbayes.optim.vogn import vogn_draw, vogn_scaled_update, vogn_update
 from torchbayes.prior import GaussianPrior, ScaleMixturePrior
 from torchbayes.variational import MeanField
 from torchbayes.variational.draw import bbb_draw, bbb_gradients
+from torchbayes.variational.hidden_units import add_units, coast, four_steps, unit_step
+from torchbayes.variational.hypernet_sgd import bounded_gradient
 from torchbayes.variational.kl import mixture
 from torchbayes.variational.softplus import softplus
 
@@ -220,6 +222,44 @@ def true_mixture(_pull: np.ndarray, w: np.ndarray, _eta: np.ndarray) -> list[np.
     return [(wide * w + narrow * w / 0.01) / (wide + narrow)]
 
 
+def true_unit(w: np.ndarray, v: np.ndarray, g: np.ndarray, _eta: np.ndarray) -> list[np.ndarray]:
+    d = 0.4 * g + 0.02 * w
+    v = 0.9 * v + d
+    return [w - 0.1 * (d + 0.9 * v), v]
+
+
+def true_four(*columns: np.ndarray) -> list[np.ndarray]:
+    *units, g, _eta = columns
+    w, v = [], []
+    for place, a in enumerate((0.4, -1.0, 0.0, 2.0)):
+        d = a * g + 0.02 * units[place]
+        v.append(0.9 * units[4 + place] + d)
+        w.append(units[place] - 0.1 * v[-1])  # without Nesterov's momentum
+    return [*w, *v]
+
+
+def true_coast(w: np.ndarray, v: np.ndarray, _eta: np.ndarray) -> list[np.ndarray]:
+    for alpha, mu, decay, nesterov in COAST.reshape(-1, 4):
+        v = mu * v + decay * w
+        w = w - alpha * (decay * w + mu * v if nesterov else v)
+    return [w, v]
+
+
+def true_units(total: np.ndarray, *columns: np.ndarray) -> list[np.ndarray]:
+    *units, _eta = columns
+    return [total + sum(a * w for a, w in zip(ACTIVATIONS, units, strict=True))]
+
+
+def true_bounded_gradient(
+    _bounded: np.ndarray, square: np.ndarray, g: np.ndarray, _eta: np.ndarray
+) -> list[np.ndarray]:
+    square = 0.99 * square + 0.01 * g**2
+    return [0.5 * g / (np.sqrt(square * 3) + 1e-15), square]
+
+
+COAST = np.array([0.1, 0.9, 0.02, 1.0, 0.2, 0.8, 0.05, 0.0, 0.3, 0.9, 0.0, 1.0])
+ACTIVATIONS = (0.5, 1.0, 0.0, 2.0, -1.0, 0.1, 0.3, 0.7)
+SGD = {"alpha": 0.1, "mu": 0.9, "decay": 0.02}
 MIXTURE = {"wide": 1.0, "excess": 99.0, "odds": float(np.log(0.75 / 0.25) + np.log(10))}
 BOUNDS = {"low": -87.0, "high": 79.0}
 
@@ -249,7 +289,7 @@ def thermostat_scalars(d: float, h: float, c: float) -> dict[str, float]:
 
 
 Update = Callable[..., Any]
-UPDATES: list[tuple[Update, int, Callable[..., list[np.ndarray]], dict[str, float]]] = [
+UPDATES: list[tuple[Update, int, Callable[..., list[np.ndarray]], dict[str, Any]]] = [
     (gaussians_, 3, true_gaussians, {}),
     (sgld_update, 2, true_sgld, {"epsilon": 1e-3, "n": 100, "delta": 1.5}),
     (
@@ -264,6 +304,11 @@ UPDATES: list[tuple[Update, int, Callable[..., list[np.ndarray]], dict[str, floa
     (bbb_draw, 6, true_bbb, BOUNDS),
     (bbb_gradients, 7, true_bbb_gradients, {"scale": 0.1, "m": 0.2, "delta": 1.5}),
     (mixture, 2, true_mixture, MIXTURE),
+    (unit_step, 3, true_unit, {"a": 0.4, **SGD, "nesterov": 1.0}),
+    (four_steps, 9, true_four, {"a0": 0.4, "a1": -1, "a2": 0, "a3": 2, **SGD, "nesterov": 0.0}),
+    (coast, 2, true_coast, {"steps": COAST}),
+    (add_units, 9, true_units, {f"a{i}": a for i, a in enumerate(ACTIVATIONS)}),
+    (bounded_gradient, 3, true_bounded_gradient, {"keep": 0.99, "debias": 3, "share": 0.5, "tiny": 1e-15}),
     (vogn_draw, 3, true_draw, {"delta": 0.1, "gamma": 0.2, "tau": 0.5, "n": 50}),
     (ivon_draw, 3, true_draw, {"delta": 0.3, "lam": 100.0}),
     (
@@ -322,11 +367,13 @@ def test_every_loop_and_every_pure_function_is_its_formula(
     update: Update,
     count: int,
     truth_of: Callable[..., list[np.ndarray]],
-    scalars: dict[str, float],
+    scalars: dict[str, Any],
     compiled: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     given = columns(count)
+    if update is bounded_gradient:
+        given[1].abs_()  # squares
     if update in (psgld_update, gaussians_):
         given[-2].abs_()
     if update in (
@@ -359,7 +406,8 @@ def test_every_loop_and_every_pure_function_is_its_formula(
         if update is softplus:
             np.testing.assert_allclose(ours.numpy(), right, rtol=3e-6)
         np.testing.assert_allclose(ours.numpy(), right, rtol=2e-5, atol=2e-6 * np.abs(right).max())
-    assert torch.equal(given[-1], before)  # the gradient
+    if len(truth) < count:
+        assert torch.equal(given[-1], before)  # the gradient
 
 
 def only_noise(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -402,6 +450,35 @@ def test_the_sums_of_a_mixture(compiled: bool, monkeypatch: pytest.MonkeyPatch) 
     assert sums is not None
     u = MIXTURE["odds"] - 0.5 * 99 * w**2
     np.testing.assert_allclose(sums, [(w**2).sum(), np.logaddexp(0, u).sum()], rtol=1e-6)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_the_sums_of_a_hypernetworks_units(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """W2ᵀg is that of the weights before the step."""
+    given = columns(9)
+    truth = [float(w.double() @ given[-1].double()) for w in given[:4]]
+    scale = float(given[-1].norm() * given[0].norm())
+    if not compiled:
+        only_noise(monkeypatch)
+    lists = [[column] for column in given]
+    activations = {f"a{i}": float(i) for i in range(4)}
+    space = Workspace()
+    sums = space.apply(four_steps, lists[:8], lists[8:], **activations, **SGD, nesterov=1.0)
+    assert sums is not None
+    np.testing.assert_allclose(sums, truth, atol=1e-6 * scale)
+    given[0].normal_(generator=seeded(3))
+    truth = [float(given[0].double() @ given[-1].double())]
+    one = space.apply(unit_step, [lists[0], lists[4]], lists[8:], a=1.0, **SGD, nesterov=1.0)
+    assert one is not None
+    np.testing.assert_allclose(one, truth, atol=1e-6 * scale)
+    squares = given[1].abs_().double()
+    squares = 0.9 * squares + 0.1 * given[2].double() ** 2
+    found = space.apply(
+        bounded_gradient, [lists[0], lists[1]], [lists[2]],
+        keep=0.9, debias=2.0, share=1.0, tiny=1e-15,
+    )  # fmt: skip
+    assert found is not None
+    np.testing.assert_allclose(found, [float((2 * squares).sqrt().sum())], rtol=1e-5)
 
 
 def test_the_sums_of_a_kl_term() -> None:

@@ -140,10 +140,13 @@ def test_whole_data_sets_show_the_curvature_of_every_weight() -> None:
 
 
 def test_the_course_of_a_run() -> None:
-    assert PlannedRun(4000).warm_up(N) == WarmUp(1800, 4000, 100)
+    assert PlannedRun(4000).warm_up(N) == WarmUp(1800, 4000, 100, N)
     short = PlannedRun(640, 32).warm_up(N)
     assert short is not None
     assert (short.descent, short.updates, short.batch) == (448, 544, 32)
+    cold = PlannedRun(640, 32).warm_up(N, cold=True)
+    assert cold is not None
+    assert (cold.descent, cold.updates) == (512, 576)
     assert PlannedRun(10).warm_up(N) is None  # no time for one
     assert PlannedRun(4000, 32, 0.0).warm_up(N) is None
     with pytest.raises(ValueError, match=r"burn_in is 1\.5"):
@@ -201,3 +204,67 @@ def test_thermostats_do_not_heat_up_in_the_descent() -> None:
     group = sampler.param_groups[0]
     assert abs(sampler.state[model.weight]["thermostat"]).mean() < 0.3 * group["friction"]
     assert sampler.vitals()["temperature"][""] < 5
+
+
+def many_weights() -> nn.Module:
+    """1,250 weights for 200 examples."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 249), nn.Tanh(), nn.Linear(249, 1, bias=False), nn.Flatten())
+
+
+@every_sampler
+def test_many_weights_per_example_make_the_posterior_cold(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="torchbayes")
+    sampler = made(name, many_weights())
+    group = sampler.param_groups[0]
+    expected = (4 * N / 1245) ** 2
+    assert group["temperature"] == group["prior_temperature"] == pytest.approx(expected)
+    assert f"temperature={expected:.2g}"[:-1] in repr(sampler)
+    assert caplog.messages == [
+        "temperature 0.41: 1,245 weights for 200 examples; temperature=1 for the exact posterior"
+    ]
+    for exact in (made(name, net()), made(name, many_weights(), temperature=1.0)):
+        assert exact.param_groups[0]["temperature"] == 1
+        assert exact.param_groups[0]["prior_temperature"] == 1
+
+
+@pytest.mark.parametrize("prior", [5.0, GroupLaplacePrior()])
+def test_a_cold_sampler_is_one_of_a_sharper_likelihood_and_prior(prior: Any) -> None:
+    """Temperature T of both is n/T and, of a Gaussian prior, δ/T: the same chain, number for number."""
+    cold, given = many_weights(), many_weights()
+    mine = made("atmc", cold, prior=prior)
+    t = mine.param_groups[0]["temperature"]
+    sharper = prior / t if isinstance(prior, float) else Sharper(prior, t)
+    its = made("atmc", given, prior=sharper, temperature=t)
+    its._warm = mine._warm  # the same course
+    walk(cold, mine, STEPS, BATCH)
+    walk(given, its, STEPS, BATCH)
+    assert torch.allclose(weights(cold), weights(given), rtol=1e-3, atol=1e-4)
+    assert not torch.allclose(weights(cold), weights(many_weights()), atol=1e-2)
+
+
+class Sharper(tb.Prior):
+    """A prior to the power 1/T."""
+
+    def __init__(self, prior: tb.Prior, temperature: float) -> None:
+        self.prior, self.temperature = prior, temperature
+
+    def log_prob_of(self, name: str, weight: Tensor) -> Tensor:
+        return self.prior.log_prob_of(name, weight) / self.temperature
+
+
+def test_stacked_chains_have_the_temperature_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    cooled = []
+    cool = Sampler.cool
+    monkeypatch.setattr(
+        Sampler,
+        "cool",
+        lambda self, t: (cooled.append((t, self.model[0].weight.dim())), cool(self, t)),
+    )
+    make = lambda: nn.Sequential(nn.Linear(3, 200), nn.Tanh(), nn.Linear(200, 1))  # noqa: E731
+    tb.fit(
+        make, (X, Y), "sgld", epochs=10, batch_size=50, progress=False, chains=3, side_by_side=True
+    )
+    assert cooled == [(pytest.approx((4 * N / 1001) ** 2), dim) for dim in (2, 3)]

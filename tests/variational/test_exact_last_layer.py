@@ -7,6 +7,7 @@ import pytest
 import torch
 from sklearn.linear_model import BayesianRidge
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Subset, TensorDataset
 
 import torchbayes as tb
 
@@ -94,3 +95,22 @@ def test_refuses_what_it_cannot_take() -> None:
         tb.variational.ExactLastLayer(model, (x[:5], model.eval()(x[:5]).detach()))
     with pytest.raises(ValueError, match="no examples"):
         tb.variational.ExactLastLayer(model, [])
+
+
+def test_every_kind_of_data_gives_the_same() -> None:
+    model, x, y, _ = problem()
+    net = model.float()
+    data = TensorDataset(x.float(), y.float())
+    kinds = [
+        (x.float(), y.float()), (x.float().numpy(), y.float().numpy()), (x, y), (x.numpy(), y.numpy()),
+        {"input": x.float(), "labels": y.float()}, data, Subset(data, range(len(data))),
+        DataLoader(data, 32),
+    ]  # fmt: skip
+    evidence = [tb.variational.ExactLastLayer(net, each).log_evidence for each in kinds]
+    assert evidence == pytest.approx([evidence[0]] * len(kinds), rel=1e-5)
+    last = tb.variational.ExactLastLayer(net, data)
+    assert torch.equal(last.predictive(x.numpy()).mean, last.predictive(x.float()).mean)
+    with pytest.raises(TypeError, match="cannot take a Tensor as training data"):
+        tb.variational.ExactLastLayer(net, x)
+    with pytest.raises(ValueError, match="weights of the examples, which an exact last layer"):
+        tb.variational.ExactLastLayer(net, (x, y, torch.ones(len(x))))

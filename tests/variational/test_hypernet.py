@@ -66,7 +66,7 @@ def test_any_network(name: str) -> None:
         assert net.generated == [f"{layer}.weight" for layer in layers]
     for name in net.generated:
         weight = model.get_parameter(name)
-        assert net.second.get_parameter(name).shape == (*weight.shape, 2)
+        assert net.second.get_parameter(name).shape == (2, *weight.shape)
 
 
 @pytest.mark.parametrize(
@@ -103,6 +103,39 @@ def test_defaults_train_a_network_without_batch_norm() -> None:
     )  # fmt: skip
     correct = run.predict(x[500:], samples=8, generator=seeded(1)).prediction == y[500:]
     assert correct.float().mean() > 0.8
+
+
+def test_steps_without_a_rate_move_the_draw_by_their_length() -> None:
+    """At first g/√v is the sign of g, so that W2·a moves by α·√(8/f) in every weight: 0.01/100 of a rise."""
+    net = tb.Hypernet(mlp(32, hidden=(18,)), latent_dim=4, hidden_dim=4, generator=seeded(0))
+    optimizer = tb.variational.HypernetSGD(
+        net, train_size=100, prior=0.0, momentum=0.0, nesterov=False
+    )
+    optimizer.zero_grad()
+    x, y = torch.randn(20, 32, generator=seeded(1)), torch.arange(20) % 10
+    F.cross_entropy(net(x), y).backward()
+    (name,) = net.generated
+    _, activation = net.drawn[name]
+    own = dict(net.model.named_parameters())
+    gradients = {n: p.grad.clone() for n, p in own.items() if p.grad is not None}
+    values = {n: p.detach().clone() for n, p in own.items()}
+    first, second = (p.detach().clone() for p in (net._triples()[0][2], net._triples()[0][3]))
+    optimizer.step()
+    moved = torch.tensordot(activation, net._triples()[0][3] - second, dims=1)
+    expected = -1e-4 * 0.5 * gradients[name].sign()  # fan-in 32
+    torch.testing.assert_close(moved.detach(), expected, rtol=1e-3, atol=1e-9)
+    for other in gradients.keys() - {name}:  # biases have the fan-in of the weights beside them
+        share = 0.5 if other.startswith(name.rpartition(".")[0]) else (8 / 18) ** 0.5
+        step = (own[other] - values[other]).detach()
+        torch.testing.assert_close(
+            step, -1e-4 * share * gradients[other].sign(), rtol=1e-2, atol=1e-7
+        )
+    length = (net._triples()[0][2] - first).abs().max()
+    assert float(length.detach()) == pytest.approx(
+        1e-4, rel=1e-2
+    )  # the latent's 4 inputs: full rate
+    assert optimizer.param_groups[0]["lr"] == 0.01  # the given values are back
+    assert torch.equal(own[name].grad, gradients[name])  # type: ignore[arg-type]
 
 
 def test_any_torch_optimiser_trains_it() -> None:
@@ -223,7 +256,7 @@ def test_mean_is_the_closed_form_for_normal_latents() -> None:
     mean = posterior.mean()
     for name in net.generated:
         first = net.first.get_parameter(name).detach()
-        second = net.second.get_parameter(name).detach()
+        second = net.second.get_parameter(name).detach().movedim(0, -1)
         size = first.norm(dim=1)  # W1·z ~ N(0, ‖row‖²), and E relu of it is ‖row‖ / √(2π)
         exact = second @ (size / math.sqrt(2 * math.pi))
         variance = second.square() @ (size.square() * (0.5 - 1 / (2 * math.pi)))

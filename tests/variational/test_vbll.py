@@ -10,7 +10,11 @@ from torch import Tensor, nn
 
 import torchbayes as tb
 from torchbayes.posterior import RowGaussian
-from torchbayes.variational.last_layer import categorical_bound, gaussian_bound
+from torchbayes.variational.last_layer import (
+    categorical_bound,
+    gaussian_bound,
+    predicted_noise_bound,
+)
 
 RANKS = pytest.mark.parametrize("rank", [7, 0, 2])
 
@@ -61,6 +65,37 @@ def test_moments_are_those_of_the_gaussian_weights(rank: int) -> None:
     torch.testing.assert_close(mean, net.model(x))
     expected = np.einsum("nd,kde,ne->nk", phi, covariances(net), phi)
     np.testing.assert_allclose(variance.detach().numpy(), expected, rtol=1e-10)
+
+
+def test_bound_of_predicted_noise_is_the_expectation() -> None:
+    """E[log N(y | z, e^{2s})] over independent z and s, by Gauss–Hermite quadrature in NumPy."""
+    mean, std, y = np.array([0.3, -0.7]), np.array([0.8, 0.4]), 1.1
+    nodes, weights = np.polynomial.hermite_e.hermegauss(60)
+    z, s = mean[0] + std[0] * nodes[:, None], mean[1] + std[1] * nodes[None]
+    values = -s - 0.5 * ((y - z) / np.exp(s)) ** 2 - 0.5 * np.log(2 * np.pi)
+    expected = (weights[:, None] * weights[None] * values).sum() / (2 * np.pi)
+    found = predicted_noise_bound(
+        torch.from_numpy(mean[None]),
+        torch.from_numpy(std[None] ** 2),
+        torch.tensor([[y]], dtype=torch.float64),
+    )
+    np.testing.assert_allclose(found.numpy(), [expected], rtol=1e-10)
+
+
+def test_predicted_noise_is_learned_and_predicted() -> None:
+    """Noise of 0.1 on one side and 1 on the other, which only a predicted level can tell apart."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(600, 1, generator=generator) * 2 - 1
+    y = torch.where(x < 0, 0.1, 1.0) * torch.randn(600, 1, generator=generator)
+    model = nn.Sequential(nn.Linear(1, 16), nn.Tanh(), nn.Linear(16, 2))
+    run = tb.fit(
+        model, (x, y), "vbll", likelihood=tb.GaussianNoise(predicted=True), epochs=60,
+        batch_size=32, lr=0.01, progress=False,
+    )  # fmt: skip
+    p = run.predict(torch.tensor([[-0.7], [0.7]]), generator=generator)
+    low, high = (p.quantile(0.95) - p.quantile(0.05)).flatten().tolist()
+    assert 0.25 < low < 0.6  # 2 · 1.645 · 0.1 = 0.33
+    assert 2.5 < high < 4.5  # 3.3
 
 
 @RANKS
@@ -276,7 +311,7 @@ def test_refuses_what_it_cannot_take() -> None:
             tb.VBLL(model, **{"train_size": 5, **options})  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="prior is a ScaleMixturePrior"):
         tb.VBLL(network(), train_size=5, prior=tb.ScaleMixturePrior())
-    with pytest.raises(TypeError, match="no bound for noise that the network predicts"):
-        tb.VBLL(nn.Linear(4, 2), predicted, train_size=5).loss(x, x[:, :1])
+    with pytest.raises(ValueError, match="has 3: give it twice as many outputs as targets"):
+        tb.VBLL(nn.Linear(4, 3), predicted, train_size=5).loss(x, x[:, :1])
     with pytest.raises(ValueError, match="expected \\(examples, classes\\)"):
         tb.VBLL(nn.Linear(4, 3), train_size=5).loss(x.expand(2, 5, 4), torch.zeros(2).long())

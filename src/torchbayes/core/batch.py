@@ -21,6 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from torchbayes.core.device import PINNED
+
 __all__ = [
     "Inputs",
     "LossWatch",
@@ -36,6 +38,7 @@ __all__ = [
     "is_plain_backward",
     "loss_weight",
     "network_dtype",
+    "sent",
     "slice_batch",
     "split_batch",
     "suited",
@@ -128,6 +131,19 @@ def arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(inputs, (tuple, list)):
         return tuple(inputs), {}
     return (inputs,), {}
+
+
+def sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """Move a tensor to a device, without waiting for its copy if the device allows that.
+
+    Example:
+        >>> sent(torch.ones(1), torch.device("cpu"))
+        tensor([1.])
+    """
+    if tensor.device.type != "cpu" or device.type not in PINNED:
+        return tensor.to(device)
+    # torch keeps pinned memory until the copy has been made.
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def to_device(inputs: Any, device: torch.device | str) -> Any:
@@ -252,9 +268,10 @@ def _through_scaling(node: Any) -> Any:
         factor = node._saved_other
     except RuntimeError:  # freed by the backward pass
         return node
-    if factor is None or factor.numel() != 1 or not bool(factor >= 1):
-        return node
-    return node.next_functions[0][0]
+    if factor is None or factor.numel() != 1 or factor.device.type != "cpu":
+        return node  # reading it would wait for the device
+    # .item() of a number that was no tensor fails inside a dispatch mode, such as a counter of operations.
+    return node.next_functions[0][0] if factor.tolist() >= 1 else node
 
 
 class LossWeight(NamedTuple):
@@ -328,7 +345,7 @@ def _factor(node: Any) -> tuple[float | None, Any]:
     if isinstance(other, Tensor):
         if other.numel() != 1 or other.device.type != "cpu":
             return None, None
-        other = other.item()
+        other = other.tolist()  # as above
     if not isinstance(other, (int, float)) or other == 0 or (divides and place == 1):
         return None, None
     if sum(n is not None for n, _ in functions) > 1:  # a factor with a gradient of its own

@@ -5,12 +5,38 @@ Under torchrun every process of a machine has a number, `LOCAL_RANK`, and takes 
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
+from torch import Tensor
 
-__all__ = ["identity", "process_device", "take_device"]
+__all__ = [
+    "PINNED",
+    "device_random_state",
+    "forked_random_numbers",
+    "generator_state",
+    "identity",
+    "process_device",
+    "set_device_random_state",
+    "take_device",
+]
+
+PINNED = {"cuda", "xpu"}
+"""Kinds of devices that copy from and to pinned memory while Python goes on."""
+
+# One thread at a time in `_no_collection`; a child process must not be forked from the middle of it.
+_one_at_a_time = threading.Lock()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_one_at_a_time.acquire,
+        after_in_parent=_one_at_a_time.release,
+        after_in_child=_one_at_a_time.release,
+    )
 
 
 def process_device(
@@ -69,6 +95,79 @@ def take_device(given: str | torch.device | None = None) -> torch.device:
     if device.index is not None and _is_accelerator(device):
         torch.accelerator.set_device_index(device.index)
     return device
+
+
+def device_random_state(device: torch.device) -> Tensor:
+    """Return the state of the global random numbers of a device, such as those of its dropout layers.
+
+    Example:
+        >>> bool((device_random_state(torch.device("cpu")) == torch.get_rng_state()).all())
+        True
+    """
+    if device.type == "cpu":
+        return generator_state(torch.default_generator)
+    with _no_collection():
+        state: Tensor = torch.get_device_module(device).get_rng_state(*_argument(device))
+        return state
+
+
+def generator_state(generator: torch.Generator) -> Tensor:
+    """Return the state of a generator, which several threads may use.
+
+    Example:
+        >>> generator = torch.Generator()
+        >>> bool((generator_state(generator) == generator.get_state()).all())
+        True
+    """
+    with _no_collection():
+        return generator.get_state()
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Keep Python from collecting garbage.
+
+    torch reads a state under a lock of the generator and makes a Python object there. If that starts a
+    garbage collection, another thread may run. If it reads, sets or seeds the generator, both wait for ever.
+    """
+    with _one_at_a_time:
+        enabled = gc.isenabled()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if enabled:
+                gc.enable()
+
+
+def set_device_random_state(device: torch.device, state: Tensor) -> None:
+    """Let the global random numbers of a device continue from a state."""
+    if device.type == "cpu":
+        torch.set_rng_state(state)
+    else:
+        torch.get_device_module(device).set_rng_state(state, *_argument(device))
+
+
+def _argument(device: torch.device) -> list[torch.device]:
+    return [] if device.type == "mps" else [device]  # of those there is one only
+
+
+@contextmanager
+def forked_random_numbers() -> Iterator[None]:
+    """Restore torch's global random numbers after the block: those of the CPU and of all accelerators.
+
+    `torch.random.fork_rng` does so too, but warns where there are several accelerators.
+    """
+    kind, places = _accelerator(), [torch.device("cpu")]
+    if kind is not None:
+        count = torch.accelerator.device_count()
+        places += [torch.device(kind.type, number) for number in range(count)]
+    states = [device_random_state(place) for place in places]
+    try:
+        yield
+    finally:
+        for place, state in zip(places, states, strict=True):
+            set_device_random_state(place, state)
 
 
 def identity(device: torch.device) -> str:

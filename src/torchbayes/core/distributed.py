@@ -10,8 +10,10 @@ import logging
 import math
 import os
 import time
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -25,21 +27,26 @@ from torchbayes.core.device import identity, take_device
 from torchbayes.core.heartbeat import Heartbeat
 
 __all__ = [
+    "Lane",
     "LostProcessError",
     "alike",
     "any_of",
-    "average_gradients",
     "back_ends",
     "barrier",
     "broadcast",
     "gather",
     "in_group",
+    "of_first",
     "process_group",
     "rank",
     "refuse_shared",
     "standing_in",
     "stands_in",
+    "start_sum",
     "sum_packed",
+    "take_lane",
+    "this_group",
+    "total",
     "world_size",
 ]
 
@@ -76,7 +83,8 @@ def _talking() -> Iterator[None]:
 
 def _reason(heartbeat: Heartbeat, told: str) -> str:
     """Say what has become of the other process, which knows better than a socket."""
-    if "timed out" in told.lower():
+    # An operation that timed out closes the connection, which is what those begun after it report.
+    if "timed out" in told.lower() or "timeout" in told.lower():
         return f"no answer for {heartbeat.limit:g} s"
     with suppress(RuntimeError):  # the store may have gone too
         for _ in range(20):  # a process that ends needs a moment to be gone
@@ -188,21 +196,53 @@ def refuse_shared(device: torch.device) -> None:
             )
 
 
-def alike(value: bytes) -> bool:
-    """Whether all processes give the same value."""
-    return not _together() or len(set(_digests(value))) == 1
+def alike(value: bytes, group: Any = None) -> bool:
+    """Whether all processes, or those of a group of them, give the same value."""
+    return not _together() or len(set(_digests(value, group))) == 1
 
 
-def _digests(value: bytes) -> list[int]:
+def _digests(value: bytes, group: Any = None) -> list[int]:
     """Return a number of 64 bits for the value that each process gives."""
     digest = int.from_bytes(hashlib.sha256(value).digest()[:8], "big", signed=True)
-    return [int(one) for one in gather(torch.tensor(digest, device=_sender()))]
+    return [int(one) for one in gather(torch.tensor(digest, device=_sender(group)), group)]
 
 
-def _sender() -> str:
+def of_first(value: int, groups: Sequence[Any]) -> int:
+    """Return the number that the first process gives, in all processes of a mesh.
+
+    Args:
+        value: The number.
+        groups: The groups of this process, one for each dimension of the mesh.
+    """
+    for group in groups:
+        value = int(gather(torch.tensor(value, device=_sender(group)), group)[0])
+    return value
+
+
+def total(values: Sequence[float], groups: Sequence[Any] = (None,)) -> list[float]:
+    """Return sums of numbers over all processes of a mesh, in one message for each of its dimensions.
+
+    Args:
+        values: The numbers, as many in every process.
+        groups: The groups of this process, one for each dimension of the mesh; if left out, all processes.
+    """
+    if not _together():
+        return list(values)
+    kind = _sender(groups[0]) if groups else "cpu"
+    # An accelerator may have no float64.
+    dtype = torch.float64 if kind in ("cpu", "cuda") else torch.float32
+    sums = torch.tensor(values, dtype=dtype, device=kind)
+    for group in groups:
+        with _talking():
+            _finish(dist.all_reduce(sums, group=group, async_op=True), sums)
+    result: list[float] = sums.tolist()
+    return result
+
+
+def _sender(group: Any = None) -> str:
     """Return the kind of device whose tensors the group sends without waiting for an accelerator."""
     # A group that the user has made may have a back end for one kind only.
-    kinds = [part.partition(":")[0] for part in dist.get_backend_config().split(",")]
+    kinds = [part.partition(":")[0] for part in dist.get_backend_config(group).split(",")]
     return "cpu" if "cpu" in kinds else kinds[0]
 
 
@@ -227,6 +267,11 @@ def _finish(work: Any, tensor: Tensor) -> None:
 
 in_group = dist.is_initialized
 """Whether there is a process group: torch's own function, for what asks at every step."""
+
+
+def this_group() -> object:
+    """Return what is equal as long as the process group is the same; it does not keep the group alive."""
+    return weakref.ref(dist.group.WORLD) if dist.is_initialized() else None
 
 
 def rank() -> int:
@@ -286,13 +331,18 @@ def broadcast(tensors: Sequence[Tensor], source: int = 0) -> None:
                 _finish(dist.broadcast(tensor.detach(), source, async_op=True), tensor)
 
 
-def gather(tensor: Tensor) -> list[Tensor]:
-    """Return the tensors of all processes, which must have the same shape, in order of rank."""
+def gather(tensor: Tensor, group: Any = None) -> list[Tensor]:
+    """Return the tensors of all processes, which must have the same shape, in order of rank.
+
+    Args:
+        tensor: That of this process.
+        group: Some of the processes only.
+    """
     if not _together():
         return [tensor]
-    result = [torch.empty_like(tensor) for _ in range(world_size())]
+    result = [torch.empty_like(tensor) for _ in range(dist.get_world_size(group))]
     with _talking():
-        _finish(dist.all_gather(result, tensor.contiguous(), async_op=True), tensor)
+        _finish(dist.all_gather(result, tensor.contiguous(), group=group, async_op=True), tensor)
     return result
 
 
@@ -306,24 +356,65 @@ def any_of(flags: Sequence[bool]) -> list[bool]:
     return [count > 0 for count in counts.tolist()]
 
 
-def average_gradients(parameters: Sequence[Tensor], share: float) -> None:
-    """Replace every gradient by its average over processes, in one message.
+@dataclass
+class Lane:
+    """Connections beside those of all other messages, for messages that processes send at different times.
+
+    On one connection messages must begin in the same order everywhere. One that is sent during the backward
+    pass, and in another process only after it, would meet another message there.
+
+    Attributes:
+        world: The process group that they are beside.
+        group: The connections.
+        holder: Returns whose messages they are for.
+        open: Whether some messages have left of those that belong to one step.
+    """
+
+    world: Any
+    group: Any
+    holder: Callable[[], Any]
+    open: bool = False
+
+
+_lane: Lane | None = None
+
+
+def take_lane(holder: Any) -> Lane | None:
+    """Return connections for the messages of one object, which takes them from the one that had them.
+
+    To be called by all processes. If some messages are still under way, these are new connections.
+    """
+    global _lane
+    if not _together():
+        return None
+    world, found = dist.group.WORLD, _lane
+    if any_of([found is None or found.world is not world or found.open])[0]:
+        limit = None if _heartbeat is None else timedelta(seconds=_heartbeat.limit)
+        with _talking():
+            found = Lane(world, dist.new_group(timeout=limit), weakref.ref(holder))
+    assert found is not None
+    found.holder = weakref.ref(holder)
+    _lane = found
+    return found
+
+
+def start_sum(tensor: Tensor, lane: Lane | None = None) -> Callable[[], None]:
+    """Begin to replace a tensor by its sum over processes; return what waits until it is.
 
     Args:
-        parameters: The parameters, in the same order everywhere.
-        share: Fraction of the whole batch that this process has seen; the shares sum to 1.
+        tensor: The tensor, of the same shape and type in all processes.
+        lane: The connections to use, if they are others than usual.
     """
-    if not dist.is_initialized() or not parameters:
-        return
-    for parameter in parameters:
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    packed = torch.cat([g.reshape(-1).float() for g in gradients]).mul_(share)
+    if not _together():
+        return lambda: None
     with _talking():
-        _finish(dist.all_reduce(packed, async_op=True), packed)
-    for gradient, part in zip(gradients, packed.split([g.numel() for g in gradients]), strict=True):
-        gradient.copy_(part.view_as(gradient))
+        work = dist.all_reduce(tensor, group=None if lane is None else lane.group, async_op=True)
+
+    def wait() -> None:
+        with _talking():
+            _finish(work, tensor)
+
+    return wait
 
 
 def sum_packed(tensors: Sequence[Tensor]) -> None:

@@ -32,7 +32,7 @@ def fan_ins(model: nn.Module) -> dict[int, int]:
     found: dict[int, int] = {}
     for module in model.modules():
         own = list(module.parameters(recurse=False))
-        sizes = {id(p): max(1, p[0].numel()) for p in own if p.dim() > 1 and len(p)}
+        sizes = {id(p): max(1, p.shape[1:].numel()) for p in own if p.dim() > 1 and len(p)}
         for p in own:
             beside = max(sizes.values(), default=max(1, p.numel()))
             found.setdefault(id(p), sizes.get(id(p), beside))

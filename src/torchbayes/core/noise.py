@@ -9,13 +9,18 @@ threads or their timing: saving that state is enough to reproduce them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
 
 from torchbayes import kernels
 
-__all__ = ["gaussians_", "normal_", "normals_", "random_signs"]
+__all__ = ["gaussians_", "normal_", "normals_", "random_signs", "slices_of_normals_"]
+
+# Entries of a whole tensor that are drawn at a time where only a slice of it is kept. A multiple of 16:
+# torch's generator for the CPU draws that many together.
+_PIECE = 1 << 20
 
 
 def normal_(tensor: Tensor, generator: torch.Generator | None = None) -> Tensor:
@@ -52,6 +57,53 @@ def normals_(tensors: Sequence[Tensor], generator: torch.Generator | None = None
             tensor.detach().copy_(normal_(source, generator))
         else:
             tensor.detach().normal_(generator=generator)
+
+
+def slices_of_normals_(
+    tensors: Sequence[Tensor], spans: Sequence[tuple[int, int]],
+    generator: torch.Generator | None = None, *, together: bool = False,
+) -> None:  # fmt: skip
+    """Fill flat slices of larger tensors with the numbers that `normals_` gives the larger tensors there.
+
+    All processes that share out a tensor draw the same numbers, and each keeps its own.
+
+    Args:
+        tensors: The slices to fill, in place.
+        spans: Where each begins in its larger tensor, and how many entries that has.
+        generator: Source of the numbers; torch's global generator if None.
+        together: Whether the larger tensors are parts of one, which is filled as a whole. On an accelerator,
+            whose numbers depend on how many are drawn, they are filled one by one all the same.
+    """
+    if kernels.run(normals_, [tensors], [], generator, spans) is not None or not tensors:
+        return
+    device = tensors[0].device
+    if generator is not None and generator.device.type != device.type:
+        drawn = [torch.empty(t.shape, dtype=t.dtype, device=generator.device) for t in tensors]
+        slices_of_normals_(drawn, spans, generator, together=together)
+        for tensor, own in zip(tensors, drawn, strict=True):
+            tensor.copy_(own)
+        return
+    runs = [[i] for i in range(len(tensors))]
+    if together and device.type == "cpu":
+        runs = [list(range(len(tensors)))]
+    for run in runs:
+        total = sum(spans[i][1] for i in run)
+        # The last piece is drawn in another way if it is short, so that it is joined to the one before it.
+        cuts = (
+            [*range(0, max(total - 15, 1), _PIECE), total] if device.type == "cpu" else [0, total]
+        )
+        begins = accumulate((spans[i][1] for i in run), initial=0)
+        places = [
+            (begin + spans[i][0], tensors[i].view(-1))
+            for begin, i in zip(begins, run, strict=False)
+        ]
+        for first, last in pairwise(cuts):
+            piece = torch.empty(last - first, dtype=tensors[0].dtype, device=device)
+            piece.normal_(generator=generator)
+            for begin, own in places:
+                low, high = max(begin, first), min(begin + own.numel(), last)
+                if low < high:
+                    own[low - begin : high - begin] = piece[low - first : high - first]
 
 
 def gaussians_(

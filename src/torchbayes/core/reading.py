@@ -28,8 +28,8 @@ else:
     import tomli as tomllib
 
 __all__ = [
-    "check_inflation", "json_line", "json_lines", "read_json", "read_json_lines", "read_npz", "read_text",
-    "read_toml", "toml_text",
+    "check_inflation", "is_number", "json_line", "json_lines", "read_json", "read_json_lines", "read_npz",
+    "read_text", "read_toml", "toml_text",
 ]  # fmt: skip
 
 _LARGEST_TEXT = 1 << 26
@@ -172,6 +172,13 @@ def read_toml(
     if end is None and sealed in content:
         raise FileError(f"{path} has been damaged or edited, it has no checksum: {remedy}")
     return content
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value of a JSON file is a number: no truth value, and none whose sums overflow."""
+    if type(value) is float and not math.isfinite(value):
+        return True
+    return type(value) in (int, float) and abs(value) <= 1e300
 
 
 def read_npz(path: Path, remedy: str) -> dict[str, npt.NDArray[Any]]:

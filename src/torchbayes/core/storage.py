@@ -11,6 +11,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 import secrets
 import struct
 import zlib
@@ -47,7 +48,8 @@ __all__ = [
 _LOG = logging.getLogger("torchbayes")
 _FORMAT = "torchbayes-posterior"
 _VERSION = 1
-_STRAYS = ".*.part"
+# The names of temporary files: only these are taken for ours, in a folder that others write to as well.
+_STRAY = re.compile(r"\.(.*)\.[0-9a-f]{12}\.part", re.DOTALL)
 
 _DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
@@ -62,7 +64,8 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
     """Yield a temporary path beside `path` that replaces it when the block succeeds.
 
     The content is flushed to disk before the rename and the folder after it, so after a kill or a power
-    cut `path` is the old file or the new one, never a part of it.
+    cut `path` is the old file or the new one, never a part of it. Temporary files that killed processes have
+    left of the same file are removed.
 
     Args:
         path: The file to write. Its folder is created if necessary.
@@ -73,6 +76,7 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
     path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        remove_strays(path.parent, of=path.name)
         temporary, handle = _new_temporary(path)
         try:
             yield temporary
@@ -96,14 +100,17 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
 def _new_temporary(path: Path) -> tuple[Path, int]:
     """Create a temporary file beside `path` and hold a lock on it, by which it is known to be in use."""
     while True:
-        # A name may have 255 bytes.
-        name = os.fsdecode(os.fsencode(path.name)[:200])
-        temporary = path.with_name(f".{name}.{secrets.token_hex(6)}.part")
+        temporary = path.with_name(f".{_shortened(path.name)}.{secrets.token_hex(6)}.part")
         handle = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
         # `remove_strays` may have taken the file for a stray one before it was locked.
         if lock_file(handle) and temporary.exists():
             return temporary, handle
         os.close(handle)
+
+
+def _shortened(name: str) -> str:
+    """Return so much of a file's name that a longer one can be made of it: a name may have 255 bytes."""
+    return os.fsdecode(os.fsencode(name)[:200])
 
 
 def sync_folder(folder: Path) -> None:
@@ -116,16 +123,29 @@ def sync_folder(folder: Path) -> None:
             os.close(handle)
 
 
-def remove_strays(folder: Path) -> None:
-    """Remove the temporary files that killed processes have left in a folder; those in use are locked."""
-    for stray in folder.glob(_STRAYS):
-        with contextlib.suppress(OSError):
-            handle = os.open(stray, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
-            try:
-                if lock_file(handle):
-                    stray.unlink(missing_ok=True)
-            finally:
-                os.close(handle)
+def remove_strays(folder: Path, of: str | None = None) -> None:
+    """Remove the temporary files that killed processes have left in a folder; those in use are locked.
+
+    Args:
+        folder: The folder, which need not exist.
+        of: Name of a file: only what was to become it is removed.
+    """
+    with contextlib.suppress(OSError):
+        names = os.listdir(folder)
+        for name in names:
+            found = _STRAY.fullmatch(name)
+            if found is not None and (of is None or found[1] == _shortened(of)):
+                _remove_stray(folder / name)
+
+
+def _remove_stray(stray: Path) -> None:
+    with contextlib.suppress(OSError):
+        handle = os.open(stray, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
+        try:
+            if lock_file(handle):
+                stray.unlink(missing_ok=True)
+        finally:
+            os.close(handle)
 
 
 def write_text(path: str | Path, text: str) -> None:
@@ -222,6 +242,12 @@ def read_header(path: Path) -> dict[str, Any] | None:
     return header if isinstance(header, dict) else None
 
 
+def _brief(said: object) -> str:
+    """Return what a damaged file or its reader says, which may quote all of it, on one short line."""
+    text = " ".join(str(said).split())
+    return text if len(text) <= 200 else f"{text[:200]}…"
+
+
 def read_tensor_file(
     path: Path, format_: str, version: int, what: str, error_type: type[FileError] = FileError
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -246,7 +272,8 @@ def read_tensor_file(
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise error_type(
-            f"{path} is cut short, damaged or not a safetensors file ({error}): copy or train it again"
+            f"{path} is cut short, damaged or not a safetensors file ({_brief(error)}): copy or train it "
+            "again"
         ) from error
     except (KeyError, TypeError, ValueError, RecursionError):
         header = None
@@ -257,8 +284,8 @@ def read_tensor_file(
     found = header.get("version")
     if not isinstance(found, int) or found > version:
         raise error_type(
-            f"{path} was written by torchbayes {header.get('torchbayes')} in file version {found}; this "
-            f"torchbayes reads up to {version}: upgrade torchbayes"
+            f"{path} was written by torchbayes {_brief(header.get('torchbayes'))} in file version "
+            f"{_brief(found)}; this torchbayes reads up to {version}: upgrade torchbayes"
         )
     shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
     if header.get("shapes") != shapes or header.get("crc32") != checksum(header, tensors):

@@ -15,11 +15,12 @@ from inspect import signature
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from torchbayes import kernels
-from torchbayes.core.noise import normals_
+from torchbayes.core.noise import normals_, slices_of_normals_
+from torchbayes.core.shards import is_sharded, local, span
 
 __all__ = ["BLOCK", "LARGE", "Workspace", "blocks", "first_nonfinite"]
 
@@ -120,7 +121,8 @@ class Workspace:
 
         The function takes flat tensors of one length and changes them in place: a tensor for each column of
         `changed` and of `given`, and standard normal numbers if its next parameter is called `eta`. Its
-        keyword-only parameters are scalars. The random numbers are the same with and without the loop.
+        keyword-only parameters are scalars. The random numbers are the same with and without the loop. Of
+        DTensors, this process's parts are changed and read, with the random numbers of their rows.
 
         Args:
             update: The function.
@@ -136,7 +138,15 @@ class Workspace:
             The sums over all entries, for a function with sums: those of the loop, or the function's
             results summed over the blocks.
         """
-        sums = kernels.run(update, changed, given, generator, **scalars)
+        spans = None
+        if type(changed[0][0]) not in (Tensor, nn.Parameter) and is_sharded(changed[0][0]):
+            spans = [span(t) for t in changed[0]]
+            changed, given = ([list(map(local, c)) for c in k] for k in (changed, given))
+            scalars = {
+                n: list(map(local, v)) if isinstance(v, list | tuple) else v
+                for n, v in scalars.items()
+            }
+        sums = kernels.run(update, changed, given, generator, spans, **scalars)
         if sums is not None:
             return sums
         read = [*given]
@@ -144,10 +154,25 @@ class Workspace:
             if eta_in is None:
                 sizes = [t.numel() for t in changed[0]]
                 flat = self.get("noise", [sum(sizes)], changed[0][0])
-                normals_([flat], generator)
                 read.append(flat.split(sizes))
-            else:
+                if spans is None:
+                    normals_([flat], generator)
+                else:
+                    slices_of_normals_(read[-1], spans, generator, together=True)
+            elif spans is None:
                 normals_(changed[eta_in], generator)
+            else:
+                slices_of_normals_(changed[eta_in], spans, generator)
+        if spans is not None:  # a process may have no rows of a weight
+            some = [i for i, t in enumerate(changed[0]) if t.numel()]
+            if not some:
+                return None
+            changed = [[c[i] for i in some] for c in changed]
+            read = [[c[i] for i in some] for c in read]
+            scalars = {
+                n: [v[i] for i in some] if isinstance(v, list | tuple) else v
+                for n, v in scalars.items()
+            }
         flats = len(changed) + len(read)
         columns = [name for name, value in scalars.items() if isinstance(value, list | tuple)]
         total: list[Any] | None = None

@@ -188,6 +188,16 @@ class Uses:
         """Return the sum of squares of a weight; None if it was not used."""
         return self._totals[id(parameter)] if id(parameter) in self._written else None
 
+    @property
+    def under_way(self) -> tuple[float | None, float] | None:
+        """What `passes` will have of the backward pass that goes on; None if none does."""
+        return None if self._pass_examples is None else (self.weight, self._pass_examples)
+
+    def settled(self, parameter: Tensor) -> bool:
+        """Whether all uses of a weight have been differentiated and squared."""
+        key = id(parameter)
+        return not self._pending.get(key) and key not in self._deferred_roots
+
     def use(self, target: Tensor) -> Use:
         """Note a use in the forward pass."""
         for root in self.tracker.roots(target):

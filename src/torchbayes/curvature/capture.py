@@ -12,7 +12,7 @@ back to its weights, example by example.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from torchbayes.core.batch import LossWeights, is_plain_backward, uncompiled
+from torchbayes.core.shards import local
 from torchbayes.curvature.accumulate import Record, Uses
 from torchbayes.curvature.composite import opened
 from torchbayes.curvature.derived import Derived
@@ -29,7 +30,7 @@ from torchbayes.curvature.factors import FactorSums
 from torchbayes.curvature.generic import broadcasts_examples, generic, is_in_place, record_broadcast
 from torchbayes.curvature.rules import RULES
 
-__all__ = ["Capture", "Tracker", "has_new_gradient", "mark_gradients"]
+__all__ = ["Capture", "Tracker", "has_new_gradient", "is_marked", "mark_gradients"]
 
 # Called on weights all the time, only to query them.
 _PLAIN = {
@@ -185,13 +186,35 @@ def mark_gradients(parameters: Iterable[Tensor]) -> None:
     """
     for p in parameters:
         if p.grad is not None:
-            p.grad._torchbayes_mark = p.grad._version  # type: ignore[attr-defined]
+            gradient = _own(p.grad)
+            gradient._torchbayes_mark = gradient._version  # type: ignore[attr-defined]
+
+
+def is_marked(parameter: Tensor) -> bool:
+    """Whether the gradient of a parameter is the tensor that was marked, changed or not."""
+    return parameter.grad is not None and hasattr(_own(parameter.grad), "_torchbayes_mark")
 
 
 def has_new_gradient(parameter: Tensor) -> bool:
     """Whether a parameter has a gradient that is not the marked one."""
-    gradient = parameter.grad
-    return gradient is not None and getattr(gradient, "_torchbayes_mark", None) != gradient._version
+    if parameter.grad is None:
+        return False
+    gradient = _own(parameter.grad)
+    return getattr(gradient, "_torchbayes_mark", None) != gradient._version
+
+
+def _own(gradient: Tensor) -> Tensor:
+    """Return what a backward pass adds to: for a sharded model this process's part."""
+    return gradient if type(gradient) is Tensor else local(gradient)
+
+
+def _effective(passes: Sequence[tuple[float | None, float]]) -> float:
+    """Return the effective number of examples of passes with a loss weight and a number of examples each."""
+    weights = [weight for weight, _ in passes]
+    if len(passes) == 1 or any(weight is None for weight in weights):
+        return sum(n for _, n in passes)
+    total = sum(weight or 0.0 for weight in weights)
+    return total**2 / sum((weight or 0.0) ** 2 / n for weight, n in passes)
 
 
 class Capture(TorchFunctionMode):
@@ -323,12 +346,23 @@ class Capture(TorchFunctionMode):
         It is the number of examples if all have the same weight. A mean over n examples of weight w has
         cᵢ = w/n; where a weight is not known, all examples are taken to have the same.
         """
-        passes = self.uses.passes
-        weights = [weight for weight, _ in passes]
-        if len(passes) == 1 or any(weight is None for weight in weights):
-            return self.examples
-        total = sum(weight or 0.0 for weight in weights)
-        return total**2 / sum((weight or 0.0) ** 2 / n for weight, n in passes)
+        return _effective(self.uses.passes)
+
+    @property
+    def under_way(self) -> tuple[float, float] | None:
+        """What `examples` and `effective_examples` will be if this backward pass is the block's last one.
+
+        None if no backward pass goes on that has met a weight.
+        """
+        now = self.uses.under_way
+        if now is None:
+            return None
+        passes = [*self.uses.passes, now]
+        return sum(n for _, n in passes), _effective(passes)
+
+    def settled(self, parameter: Tensor) -> bool:
+        """Whether the backward pass that goes on has nothing more to add to the squares of a weight."""
+        return self.uses.settled(parameter)
 
     @property
     def largest_batch(self) -> int:

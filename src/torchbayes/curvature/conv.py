@@ -281,9 +281,10 @@ def _apply(
             weight_use.arrived(_record(weight_use, data, gradient, at))
         elif weight_use is not None and factors is not None:
             weight_use.begin(len(g))
-            record = ConvRecord(weight_use.target, data, gradient, at, capture.uses.scratch)
-            columns = record.patches().of(0, len(g))
-            factors.add(columns.transpose(1, 2), g.transpose(1, 2))
+            if factors.wanted:
+                record = ConvRecord(weight_use.target, data, gradient, at, capture.uses.scratch)
+                columns = record.patches().of(0, len(g))
+                factors.add(columns.transpose(1, 2), g.transpose(1, 2))
         if bias_use is not None:
             if factors is not None and factors.bias is bias_use.target:
                 bias_use.begin(len(g))

@@ -17,6 +17,9 @@ from torch import Tensor
 
 __all__ = ["FactorSums"]
 
+# The columns that are computed at once: down from the diagonal, which is all that a symmetric matrix needs.
+_COLUMNS, _BLOCKS = 128, 8
+
 
 class FactorSums:
     """Running sums of the two second moments of one layer.
@@ -26,16 +29,18 @@ class FactorSums:
         bias: The layer's bias, if it is to be a column of the weight matrix.
 
     Attributes:
-        inputs: Σ a aᵀ over examples and positions.
-        outputs: Σ (g/M)(g/M)ᵀ: the gradients are those of a mean over M examples.
+        inputs: Σ a aᵀ over examples and positions; only the lower triangle is right.
+        outputs: Σ (g/M)(g/M)ᵀ, as well: the gradients are those of a mean over M examples.
         rows: Number of examples times positions; 0 if the layer was not used.
         examples: Number of examples of the blocks in which the layer was used.
+        wanted: Whether uses are to be added; otherwise the layer's uses are not looked at.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.weight, self.bias = weight, bias
         self.inputs: Tensor | None = None
         self.outputs: Tensor | None = None
+        self.wanted = True
         self.restart()
 
     def restart(self) -> None:
@@ -53,16 +58,25 @@ class FactorSums:
         size = rows.shape[1]
         with_bias = self.bias is not None
         if self.inputs is None or self.outputs is None:
-            self.inputs = rows.new_empty(size + with_bias, size + with_bias)
-            self.outputs = gradients.new_empty(gradients.shape[1], gradients.shape[1])
-        beta = 0.0 if self.rows == 0 else 1.0
-        self.inputs[:size, :size].addmm_(rows.t(), rows, beta=beta)
-        self.outputs.addmm_(gradients.t(), gradients, beta=beta)
+            # Zeros, because processes send each other whole matrices.
+            self.inputs = rows.new_zeros(size + with_bias, size + with_bias)
+            self.outputs = gradients.new_zeros(gradients.shape[1], gradients.shape[1])
+        fresh = self.rows == 0
+        _add_lower(self.inputs[:size, :size], rows, fresh)
+        _add_lower(self.outputs, gradients, fresh)
         if with_bias:
-            sums = rows.sum(0)
-            if self.rows > 0:
-                sums += self.inputs[size, :size]
-            self.inputs[size, :size] = sums
-            self.inputs[:size, size] = sums
-            self.inputs[size, size] = self.rows + len(rows)
+            last, sums = self.inputs[size], rows.sum(0)
+            last[:size] = sums if fresh else sums + last[:size]
+            last[size] = self.rows + len(rows)
         self.rows += len(rows)
+
+
+def _add_lower(total: Tensor, rows: Tensor, fresh: bool) -> None:
+    """Add rowsᵀ rows to the lower triangle of `total`, or overwrite it."""
+    size = len(total)
+    width = max(_COLUMNS, -(-size // _BLOCKS))
+    for start in range(0, size, width):
+        columns = rows[:, start : start + width]
+        total[start:, start : start + width].addmm_(
+            rows[:, start:].t(), columns, beta=0.0 if fresh else 1.0
+        )

@@ -232,7 +232,8 @@ def linear(
                 weight_use.arrived(LinearRecord(weight_use.target, _rows(data, batch), g))
             else:
                 weight_use.begin(len(g))
-                factors.add(wide(_rows(data, batch)), wide(g))
+                if factors.wanted:
+                    factors.add(wide(_rows(data, batch)), wide(g))
         if bias_use is not None:
             if factors is not None and factors.bias is bias_use.target:
                 bias_use.begin(len(g))

@@ -38,6 +38,7 @@ def run(
     changed: Sequence[Sequence[Tensor]],
     given: Sequence[Sequence[Tensor]],
     generator: torch.Generator | None = None,
+    spans: Sequence[tuple[int, int]] | None = None,
     **scalars: Any,
 ) -> list[float] | None:
     """Run the compiled loop of a pure function, if it has one that can take these tensors.
@@ -51,19 +52,27 @@ def run(
             second, and so on.
         given: Columns to read.
         generator: Source of random numbers; torch's global generator if None.
-        scalars: Scalars of the function. A loop takes numbers, not columns.
+        spans: For tensors that are slices of larger ones, where each begins in its own, as a flat tensor,
+            and how many entries that has: it gets the random numbers of that slice.
+        scalars: Scalars of the function. A loop takes numbers and, as its last, an array of them; no columns.
 
     Returns:
         The sums that the loop computes, an empty list for most loops; None if there was nothing to run.
     """
     columns = [*changed, *given]
-    if not _fit(columns, generator) or any(isinstance(v, list | tuple) for v in scalars.values()):
+    wholes = [tensor.numel() for tensor in columns[0]] if spans is None else [n for _, n in spans]
+    if sum(wholes) < _LEAST or any(isinstance(v, list | tuple) for v in scalars.values()):
+        return None
+    if not _fit(columns, generator):
         return None
     loops, chunk = _loops()
     loop = loops.get((update.__module__, getattr(update, "__name__", "")))
     if loop is None:
         return None
     ends = np.fromiter(accumulate(tensor.numel() for tensor in columns[0]), np.int64)
+    places = np.fromiter(accumulate(wholes, initial=0), np.int64)[:-1]
+    if spans is not None:
+        places += np.fromiter((start for start, _ in spans), np.int64)
     addresses = np.empty((len(ends), len(columns)), np.int64)
     for number, column in enumerate(columns):
         addresses[:, number] = [tensor.data_ptr() for tensor in column]
@@ -71,13 +80,14 @@ def run(
     if loop.draws:
         words = torch.empty(2, dtype=torch.int64)
         key = words.random_(0, 1 << 32, generator=generator).tolist()
-    numbers = np.array([scalars[name] for name in loop.scalars], np.float64)
+    rows = [np.ravel(scalars[name]).astype(np.float64) for name in loop.scalars]
+    numbers = np.concatenate(rows) if rows else np.empty(0)
     chunks = -(-int(ends[-1]) // chunk)
     sums = np.zeros((chunks if loop.sums else 1, loop.sums))
     walk = loop.walk
 
     def part(first: int, last: int) -> None:
-        walk(addresses, ends, first, last, *key, numbers, sums)
+        walk(addresses, ends, places, first, last, *key, numbers, sums)
 
     _share(part, chunks, _CHUNKS_PER_THREAD)
     for column in changed:
@@ -89,11 +99,10 @@ def run(
 
 
 def _fit(columns: Sequence[Sequence[Tensor]], generator: torch.Generator | None) -> bool:
-    """Whether the loops can take these tensors, and there are enough entries to be worth it."""
+    """Whether the loops can take these tensors."""
     sizes = [tensor.numel() for tensor in columns[0]]
     return (
         (generator is None or generator.device.type == "cpu")
-        and sum(sizes) >= _LEAST
         and all(_is_plain(tensor) for column in columns for tensor in column)
         # A tensor that torch would broadcast is too short for a loop.
         and all([tensor.numel() for tensor in column] == sizes for column in columns)

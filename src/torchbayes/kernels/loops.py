@@ -37,6 +37,9 @@ Column = Any
 Scalar = Any
 """A float64, to be rounded to float32 before the loop."""
 
+Scalars = Any
+"""A row of float64 numbers, to be rounded to float32; the last of a loop's scalars."""
+
 Sums = Any
 """A row of float64 numbers to add to."""
 
@@ -200,22 +203,30 @@ def _column(addresses: Any, tensor: Any, number: Any, offset: Any, size: Any) ->
     return carray(_memory(addresses[tensor, number] + offset), size)
 
 
-_TYPES = {"Column": "float32[::1]", "Scalar": "float64", "Sums": "float64[::1]"}
+_TYPES = {
+    "Column": "float32[::1]", "Scalar": "float64", "Scalars": "float64[::1]", "Sums": "float64[::1]"
+}  # fmt: skip
 
 _WALK = """
-def walk_{name}(addresses, ends, first, last, k0, k1, scalars, sums):
+def walk_{name}(addresses, ends, places, first, last, k0, k1, scalars, sums):
     eta = np.empty(CHUNK, np.float32)
-    tensor = 0
+    tensor, drawn = 0, -1
     for chunk in range(first, last):
-        if {draws}:
-            _normals(eta, np.uint64(chunk * _QUARTER), k0, k1)
-        start = chunk * CHUNK
-        position, stop = start, min(start + CHUNK, ends[-1])
+        position, stop = chunk * CHUNK, min((chunk + 1) * CHUNK, ends[-1])
         while position < stop:
             while ends[tensor] <= position:
                 tensor += 1
             begin = ends[tensor - 1] if tensor > 0 else 0
             until = min(stop, ends[tensor])
+            start = 0
+            if {draws}:
+                place = places[tensor] + position - begin
+                number = place // CHUNK
+                start = place - number * CHUNK
+                until = min(until, position + CHUNK - start)
+                if number != drawn:
+                    _normals(eta, np.uint64(number * _QUARTER), k0, k1)
+                    drawn = number
             size, offset = until - position, 4 * (position - begin)
             {name}({arguments})
             position = until
@@ -238,7 +249,7 @@ class Loop:
     def __init__(self, function: Callable[..., None], sums: int) -> None:
         kinds = {n: k for n, k in function.__annotations__.items() if n != "return"}
         self._function, self._kinds, self.sums = function, kinds, sums
-        self.scalars = [name for name, kind in kinds.items() if kind == "Scalar"]
+        self.scalars = [name for name, kind in kinds.items() if kind in ("Scalar", "Scalars")]
         self.draws = "eta" in kinds
 
     @cached_property
@@ -246,16 +257,17 @@ class Loop:
         """The compiled loop over some chunks, with the arguments of `_WALK`.
 
         `addresses` has a row for every tensor to change, with its address and those of the tensors that
-        belong to it; `ends` is where every tensor ends, counted from the start of the first; `last` is one
-        past the last chunk to process; `k0` and `k1` are the key of the random numbers; `sums` has a row for
-        every chunk.
+        belong to it; `ends` is where every tensor ends, counted from the start of the first; `places` is
+        where its random numbers begin among all of them; `last` is one past the last chunk to process; `k0`
+        and `k1` are the key of the random numbers; `sums` has a row for every chunk.
         """
         columns = [n for n, kind in self._kinds.items() if kind == "Column" and n != "eta"]
         places = {
             n: f"_column(addresses, tensor, {i}, offset, size)" for i, n in enumerate(columns)
         }
-        places |= {n: f"scalars[{i}]" for i, n in enumerate(self.scalars)}
-        places |= {"eta": "eta[position - start : until - start]", "sums": "sums[chunk]"}
+        rows = {"Scalar": "scalars[{}]", "Scalars": "scalars[{}:]"}
+        places |= {n: rows[self._kinds[n]].format(i) for i, n in enumerate(self.scalars)}
+        places |= {"eta": "eta[start : start + size]", "sums": "sums[chunk]"}
         name = self._function.__name__
         source = _WALK.format(
             name=name, draws=self.draws, arguments=", ".join(places[n] for n in self._kinds)
@@ -267,7 +279,8 @@ class Loop:
         exec(compile(source, __file__, "exec"), space)
         walk: Callable[..., None] = space[f"walk_{name}"]
         return _compiled(
-            "void(int64[:,::1], int64[::1], int64, int64, uint32, uint32, float64[::1], float64[:,::1])"
+            "void(int64[:,::1], int64[::1], int64[::1], int64, int64, uint32, uint32, float64[::1], "
+            "float64[:,::1])"
         )(walk)
 
 
@@ -569,6 +582,104 @@ def _mixture_sums(w: Any, share: Any, sums: Any) -> None:
         shares += share[i]
     sums[0] += squares
     sums[1] += shares
+
+
+# Hypernetworks.
+
+
+@_compiled("void(float32[::1], float32[::1], float64[::1])", _summing)
+def _product(w: Any, g: Any, sums: Any) -> None:
+    total = _f(0)
+    for i in range(w.size):
+        total += w[i] * g[i]
+    sums[0] += total
+
+
+@_compiled("void(float32[::1], float64[::1])", _summing)
+def _total(x: Any, sums: Any) -> None:
+    total = _f(0)
+    for i in range(x.size):
+        total += x[i]
+    sums[0] += total
+
+
+@_compiled(
+    "void(float32[::1], float32[::1], float32[::1], float64, float64, float64, float64, float64, "
+    "float64[::1])"
+)
+def _step_of_unit(
+    w: Any, v: Any, g: Any, a: Any, alpha: Any, mu: Any, decay: Any, nesterov: Any, sums: Any
+) -> None:
+    _product(w, g, sums)
+    on, rate, keep, pull = _f(a), _f(alpha), _f(mu), _f(decay)
+    near, far = _f(nesterov), _f(mu if nesterov != 0 else 1)
+    for i in range(w.size):
+        d = on * g[i] + pull * w[i]
+        velocity = keep * v[i] + d
+        v[i] = velocity
+        w[i] = w[i] - rate * (near * d + far * velocity)
+
+
+@_loop_of("variational.hidden_units", sums=4)
+def four_steps(
+    w0: Column, w1: Column, w2: Column, w3: Column, v0: Column, v1: Column, v2: Column, v3: Column,
+    g: Column, a0: Scalar, a1: Scalar, a2: Scalar, a3: Scalar,
+    alpha: Scalar, mu: Scalar, decay: Scalar, nesterov: Scalar, sums: Sums,
+) -> None:  # fmt: skip
+    _step_of_unit(w0, v0, g, a0, alpha, mu, decay, nesterov, sums[0:])
+    _step_of_unit(w1, v1, g, a1, alpha, mu, decay, nesterov, sums[1:])
+    _step_of_unit(w2, v2, g, a2, alpha, mu, decay, nesterov, sums[2:])
+    _step_of_unit(w3, v3, g, a3, alpha, mu, decay, nesterov, sums[3:])
+
+
+@_loop_of("variational.hidden_units", sums=1)
+def unit_step(
+    w: Column, v: Column, g: Column,
+    a: Scalar, alpha: Scalar, mu: Scalar, decay: Scalar, nesterov: Scalar, sums: Sums,
+) -> None:  # fmt: skip
+    _step_of_unit(w, v, g, a, alpha, mu, decay, nesterov, sums)
+
+
+@_loop_of("variational.hidden_units")
+def coast(w: Column, v: Column, steps: Scalars) -> None:
+    for step in range(steps.size // 4):
+        rate, keep, pull = _f(steps[4 * step]), _f(steps[4 * step + 1]), _f(steps[4 * step + 2])
+        nesterov = steps[4 * step + 3]
+        near, far = _f(nesterov), keep if nesterov != 0 else _f(1)
+        for i in range(w.size):
+            d = pull * w[i]
+            velocity = keep * v[i] + d
+            v[i] = velocity
+            w[i] = w[i] - rate * (near * d + far * velocity)
+
+
+@_loop_of("variational.hidden_units")
+def add_units(
+    total: Column, w0: Column, w1: Column, w2: Column, w3: Column, w4: Column, w5: Column, w6: Column,
+    w7: Column, a0: Scalar, a1: Scalar, a2: Scalar, a3: Scalar, a4: Scalar, a5: Scalar, a6: Scalar,
+    a7: Scalar,
+) -> None:  # fmt: skip
+    b0, b1, b2, b3, b4, b5, b6, b7 = (
+        _f(a0), _f(a1), _f(a2), _f(a3), _f(a4), _f(a5), _f(a6), _f(a7)
+    )  # fmt: skip
+    for i in range(total.size):
+        first = b0 * w0[i] + b1 * w1[i] + b2 * w2[i] + b3 * w3[i]
+        total[i] += first + (b4 * w4[i] + b5 * w5[i] + b6 * w6[i] + b7 * w7[i])
+
+
+@_loop_of("variational.hypernet_sgd", sums=1)
+def bounded_gradient(
+    bounded: Column, square: Column, g: Column, keep: Scalar, debias: Scalar, share: Scalar,
+    tiny: Scalar, sums: Sums,
+) -> None:  # fmt: skip
+    new, whole, size, least = _f(1 - keep), _f(debias), _f(share), _f(tiny)
+    root = np.empty(g.size, np.float32)
+    for i in range(g.size):
+        mean = square[i] + new * (g[i] * g[i] - square[i])
+        square[i] = mean
+        root[i] = _f(math.sqrt(whole * mean)) + least
+        bounded[i] = size * g[i] / root[i]
+    _total(root, sums)
 
 
 @_loop_of("variational.kl", sums=2)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from torchbayes.core import distributed
+from torchbayes.core import distributed, shards
 from torchbayes.core.averaging import AveragingGuard
+from torchbayes.core.device import generator_state
+from torchbayes.core.late import Late, LateError
 from torchbayes.core.names import named_parameters, unwrapped
 from torchbayes.core.parameters import Params, check_types, parameter_groups
-from torchbayes.core.workspace import Workspace
+from torchbayes.core.workspace import Workspace, first_nonfinite
 from torchbayes.posterior.partial import held_names
 
 __all__ = ["ModelOptimizer", "check_number", "check_train_size"]
@@ -69,6 +71,8 @@ class ModelOptimizer(torch.optim.Optimizer, ABC):  # without ABC, torch ignores 
     """
 
     takes_sparse_gradients = False
+    needs_whole_weights = "its step needs whole weights"
+    """Why it cannot train a model whose weights are shared out over processes; empty if it can."""
 
     def __init__(
         self, model: nn.Module, params: Params | None, defaults: dict[str, Any], *,
@@ -88,12 +92,73 @@ class ModelOptimizer(torch.optim.Optimizer, ABC):  # without ABC, torch ignores 
         super().__init__(parameter_groups(model, params), defaults)
         # Buffers that training changes: those of modules that are in training mode, now or at the end.
         self._changing = set(held_names(model, ()))
+        first = self.param_groups[0]["params"][0]
         if generator is None:
-            device = self.param_groups[0]["params"][0].device
-            seed = int(torch.randint(2**62, ())) + distributed.rank()
-            generator = torch.Generator(device).manual_seed(seed)
+            seed = int(torch.randint(2**62, ())) + (0 if self._sharded else distributed.rank())
+            if self._sharded:  # one set of weights, and one source of noise
+                seed = int(distributed.of_first(seed, shards.all_groups(first)))
+            generator = torch.Generator(first.device).manual_seed(seed)
         self.generator = generator
+        if self._sharded:
+            self._check_generators()
+            self._create_state()
         self._guard()
+
+    def _check_generators(self) -> None:
+        state = generator_state(self.generator).numpy().tobytes()
+        groups = shards.all_groups(self.param_groups[0]["params"][0])
+        if not all(distributed.alike(state, group) for group in groups):
+            raise ValueError(
+                "the generators of the processes differ, but a sharded model has one set of weights and so "
+                "one draw of them: seed the generator alike in every process, or leave it out"
+            )
+
+    def _agreed(self, bad: int | None, examples: float = 0.0) -> tuple[int | None, float]:
+        """Return the first index of a bad gradient in any process, and the examples of all processes.
+
+        Args:
+            bad: The index that this process has found, or None.
+            examples: How many examples it has seen.
+        """
+        if not self._sharded:
+            return bad, examples
+        first = self.param_groups[0]["params"][0]
+        groups = shards.all_groups(first)
+        total, odd = distributed.total([examples, float(bad is not None)], groups)
+        if not odd:
+            return None, total
+        places = [0.0] * sum(len(group["params"]) for group in self.param_groups)
+        if bad is not None:
+            places[bad] = 1.0
+        found = distributed.total(places, groups)
+        return next(i for i, count in enumerate(found) if count), total
+
+    def _sum(self, values: list[float]) -> list[float]:
+        """Return sums over the parts of all processes of sums over parts of weights."""
+        if not self._sharded:
+            return values
+        return distributed.total(values, shards.sharding_groups(self.param_groups[0]["params"][0]))
+
+    def _create_state(self) -> None:
+        """Give all weights the state that they would have before their first step.
+
+        `torch.distributed.checkpoint` loads into tensors that are there.
+        """
+
+    def _only_prepares(self, closure: Callable[[], Any] | None) -> bool:
+        """Whether this is a step of `torch.distributed.checkpoint`, which only wants there to be a state.
+
+        It sets rates and gradients to 0. The state is created then, without a step.
+        """
+        if closure is not None or self.state or any(group["lr"] for group in self.param_groups):
+            return False
+        gradients = [
+            p.grad for group in self.param_groups for p in group["params"] if p.grad is not None
+        ]
+        if not gradients or any(bool(g.to_dense().any()) for g in gradients):
+            return False
+        self._create_state()
+        return True
 
     def draws_apart(self) -> bool:
         """Whether each process of a group has weights of its own now, because it draws them by itself."""
@@ -113,7 +178,11 @@ class ModelOptimizer(torch.optim.Optimizer, ABC):  # without ABC, torch ignores 
         """
         self._names = {id(p): name for name, p in named_parameters(self.model).items()}
         self._workspace = Workspace()
+        self._late = (
+            Late()
+        )  # the largest entries of an accelerator's gradients, until they are looked at
         self._guarded = False
+        self._sharded = False  # whether the weights are shared out over processes (`fully_shard`)
 
     @abstractmethod
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -125,16 +194,66 @@ class ModelOptimizer(torch.optim.Optimizer, ABC):  # without ABC, torch ignores 
         try:
             added = {self._names[id(p)]: p for p in self.param_groups[-1]["params"]}
             check_types(self.model, added, sparse_gradients=self.takes_sparse_gradients)
+            trained = {self._names[id(p)]: p for g in self.param_groups for p in g["params"]}
+            shards.check_alike(trained)
+            self._sharded = any(map(shards.is_sharded, trained.values()))
+            if self.needs_whole_weights:
+                shards.refuse_sharded(
+                    trained.values(),
+                    f"{type(self).__name__} cannot train a model that fully_shard has shared out, because "
+                    f"{self.needs_whole_weights}: use IVON or a sampler such as SGLD or ATMC, or keep the "
+                    "whole model in every process",
+                )
         except BaseException:
             self.param_groups.pop()
             raise
 
+    def _checked(self, params: Sequence[Tensor], gradients: Sequence[Tensor]) -> int | None:
+        """Return the index of the first gradient that is not finite, or None.
+
+        To look at an accelerator's at once would be to wait for it: those of the step before are looked at.
+
+        Raises:
+            LateError: If one of those was not finite.
+        """
+        devices = {gradient.device for gradient in gradients}
+        if self._sharded or len(devices) != 1 or next(iter(devices)).type == "cpu":
+            return first_nonfinite(gradients)
+        self.look()
+        some = [i for i, gradient in enumerate(gradients) if gradient.numel()]
+        if some:
+            largest = torch._foreach_norm([gradients[i] for i in some], math.inf)
+            names = [self._names[id(params[i])] for i in some]
+            self._late.exchange(dict(zip(names, largest, strict=True)), self._done)
+        return None
+
+    def look(self) -> None:
+        """Look at the last step's gradients, if they are on an accelerator and have not been looked at.
+
+        `step`, `state_dict` and `posterior` do so.
+
+        Raises:
+            FloatingPointError: If one of them was not finite.
+        """
+        largest, done = self._late.rest() or ({}, 0)
+        bad = next((name for name, value in largest.items() if not math.isfinite(value)), None)
+        if bad is not None:
+            raise LateError(
+                f"the gradient of {bad!r} was not finite in the last step, after {done} others, which an "
+                "accelerator shows afterwards, so the weights are not to be used: go back to a checkpoint "
+                "and check the loss and the data, or use a smaller step"
+            )
+
+    @property
+    def _done(self) -> int:
+        """Number of steps that have been taken."""
+        return max((state.get("step", 0) for state in self.state.values()), default=0)
+
     def _not_finite(self, p: Tensor) -> FloatingPointError:
         """Return the error for a parameter whose gradient is not finite."""
-        done = max((state.get("step", 0) for state in self.state.values()), default=0)
         return FloatingPointError(
-            f"the gradient of {self._names[id(p)]!r} is not finite, so this step, after {done} others, was "
-            "not taken: check the loss and the data, or use a smaller step"
+            f"the gradient of {self._names[id(p)]!r} is not finite, so this step, after {self._done} others, "
+            "was not taken: check the loss and the data, or use a smaller step"
         )
 
     # State.
@@ -149,11 +268,12 @@ class ModelOptimizer(torch.optim.Optimizer, ABC):  # without ABC, torch ignores 
             self.state[p]["step"] = 0
             kinds.setdefault((p.device, p.dtype), []).append(p)
         for some in kinds.values():
-            sizes = [p.numel() for p in some]
+            own = [shards.local(p) for p in some]
+            sizes = [p.numel() for p in own]
             for name, value in values.items():
-                parts = some[0].new_full([sum(sizes)], value, requires_grad=False).split(sizes)
-                for p, part in zip(some, parts, strict=True):
-                    self.state[p][name] = part.view(p.shape)
+                parts = own[0].new_full([sum(sizes)], value, requires_grad=False).split(sizes)
+                for p, like, part in zip(some, own, parts, strict=True):
+                    self.state[p][name] = shards.wrapped(part.view(like.shape), p)
 
     def _held(self) -> list[str]:
         """Name what a posterior has to hold: the weights that were trained, and what changed with them."""
@@ -167,17 +287,25 @@ class ModelOptimizer(torch.optim.Optimizer, ABC):  # without ABC, torch ignores 
 
     def state_dict(self) -> dict[str, Any]:
         """Return torch's state and that of the generator."""
+        self.look()
         state = super().state_dict()
-        state["generator"] = {"state": self.generator.get_state(), "rank": distributed.rank()}
+        rank = 0 if self._sharded else distributed.rank()
+        state["generator"] = {"state": generator_state(self.generator), "rank": rank}
+        # torch.distributed.checkpoint keeps nothing but the states of weights and the groups.
+        state["param_groups"][0]["generator_state"] = generator_state(self.generator)
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore a state: bit for bit on the same rank, with independent noise on another."""
+        self._late = Late()
         super().load_state_dict(state_dict)
+        kept = self.param_groups[0].pop("generator_state", None)
         saved = state_dict.get("generator")
+        if saved is None and kept is not None:
+            saved = {"state": kept, "rank": 0}
         if saved is not None:
             self.generator.set_state(saved["state"].cpu())
-            if saved["rank"] != distributed.rank():
+            if saved["rank"] != distributed.rank() and not self._sharded:
                 device = self.generator.device
                 seed = int(torch.randint(2**62, (), generator=self.generator, device=device))
                 self.generator.manual_seed(seed + distributed.rank())
@@ -195,6 +323,7 @@ class ModelOptimizer(torch.optim.Optimizer, ABC):  # without ABC, torch ignores 
         return f"{type(self).__name__}({count:,} weights of {of}{several}: {options})"
 
     def __getstate__(self) -> dict[str, Any]:
+        self.look()
         # As in torch, hooks are not copied, nor is an instance's `step`, which a scheduler has patched.
         return {
             name: value
@@ -205,3 +334,4 @@ class ModelOptimizer(torch.optim.Optimizer, ABC):  # without ABC, torch ignores 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._prepare()
+        self._sharded = any(shards.is_sharded(p) for g in self.param_groups for p in g["params"])

@@ -34,6 +34,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -41,6 +42,8 @@ from torch import Tensor, nn
 
 from torchbayes.core.declaration import register
 from torchbayes.core.parameters import Params
+from torchbayes.core.planned_rate import planned_rate
+from torchbayes.core.shards import local
 from torchbayes.optim.base import check_number
 from torchbayes.optim.natural_gradient import (
     Statistics,
@@ -48,7 +51,6 @@ from torchbayes.optim.natural_gradient import (
     add_scaled,
     bounded_draw,
     gaussian_prior,
-    planned_rate,
 )
 from torchbayes.prior import Prior
 
@@ -171,19 +173,24 @@ def ivon_scaled_step(
 
 
 def _join(p: Tensor, offset: Tensor, theta: Tensor, mu: Tensor) -> Callable[[Tensor], None]:
-    """Return a hook: a gradient g at θ that is added to ĝ, `.grad`, sets o ← (o·ĝ + (θ − μ)·g)/(ĝ + g)."""
+    """Return a hook for a gradient g at θ that is about to be added to ĝ, `.grad`."""
 
     def arrived(g: Tensor) -> None:
         with torch._C.DisableTorchFunction(), torch.no_grad():
-            own = theta - mu
-            if p.grad is None:
-                offset.copy_(own)
-                return
-            total = p.grad + g
-            product = own.mul_(g).addcmul_(offset, p.grad)
-            offset.copy_(torch.where(total == 0, 0.0, product / total))
+            _combine(p.grad, g, offset, theta, mu)
 
     return arrived
+
+
+def _combine(old: Tensor | None, g: Tensor, offset: Tensor, theta: Tensor, mu: Tensor) -> None:
+    """Set o ← (o·ĝ + (θ − μ)·g)/(ĝ + g), for a gradient g at θ that is added to ĝ."""
+    own = theta - mu
+    if old is None:
+        offset.copy_(own)
+        return
+    total = old + g
+    product = own.mul_(g).addcmul_(offset, old)
+    offset.copy_(torch.where(total == 0, 0.0, product / total))
 
 
 @register(
@@ -234,6 +241,9 @@ class IVON(WeightOptimizer):
         True
     """
 
+    needs_whole_weights = ""
+    sends_early = True
+
     def __init__(
         self, model: nn.Module, lr: float | None = None, *, train_size: int,
         steps: int | None = None, prior: Prior | float = 1.0, temperature: float = 1.0,
@@ -262,6 +272,11 @@ class IVON(WeightOptimizer):
             prior=gaussian_prior(prior),
         )  # fmt: skip
 
+    def _restart(self) -> None:
+        super()._restart()
+        # The gradients, and their versions, whose products with the noise are in the workspace already.
+        self._products: dict[int, tuple[Tensor, int]] = {}
+
     @staticmethod
     def _lam(group: dict[str, Any]) -> float:
         return float(group["train_size"] / group["temperature"])
@@ -286,6 +301,10 @@ class IVON(WeightOptimizer):
                 self.state[p]["square"] = torch.zeros_like(p, requires_grad=False)
         return found
 
+    def _create_state(self) -> None:
+        for group in self.param_groups:
+            self._curvatures(group, group["params"])
+
     def _perturbable(self, group: dict[str, Any]) -> list[Tensor]:
         return [p for p in group["params"] if id(p) not in self._fixed]
 
@@ -309,9 +328,9 @@ class IVON(WeightOptimizer):
         result = Statistics()
         for p in self._parameters():
             if p.grad is not None and p.requires_grad:
-                result.put(("gradient", id(p)), p.grad)
+                result.put(("gradient", id(p)), local(p.grad))
                 if id(p) not in self._fixed:
-                    result.put(("draw", id(p)), self._workspace.twin("draw", p))
+                    result.put(("draw", id(p)), local(self._workspace.twin("draw", p)))
         return result
 
     # Of several draws θ_b with gradients g_b, the update needs Σ g_b and Σ g_b·(θ_b − μ). The second is kept
@@ -322,27 +341,49 @@ class IVON(WeightOptimizer):
         for group in self.param_groups:
             for p in self._perturbable(group):
                 if p.grad is not None:
-                    offset = self._workspace.twin("offset", p)
-                    torch.sub(self._workspace.twin("draw", p), p.detach(), out=offset)
+                    offset, draw = (local(self._workspace.twin(n, p)) for n in ("offset", "draw"))
+                    torch.sub(draw, local(p.detach()), out=offset)
 
     @contextmanager
     def _joining(
         self, chosen: Sequence[tuple[Tensor, Tensor]], means: Sequence[Tensor]
     ) -> Iterator[None]:
-        handles, offsets = [], []
+        handles, offsets, before = [], [], []
         for (p, draw), mean in zip(chosen, means, strict=True):
-            offset = self._workspace.twin("offset", p)
+            offset = local(self._workspace.twin("offset", p))
             offsets.append(offset)
-            handles.append(p.register_hook(_join(p, offset, draw, mean)))
+            if (
+                self._sharded
+            ):  # FSDP adds to `.grad` without a hook: what was new is found afterwards
+                before.append(None if p.grad is None else local(p.grad).clone())
+            else:
+                handles.append(p.register_hook(_join(p, offset, draw, mean)))
         try:
             yield
         finally:
             for handle in handles:
                 handle.remove()
         with torch.no_grad():
-            for (p, draw), mean, offset in zip(chosen, means, offsets, strict=True):
-                if p.grad is not None:
-                    torch.add(mean, offset, out=draw)
+            for (p, draw), mean, offset, old in zip_longest(chosen, means, offsets, before):
+                if p.grad is None:
+                    continue
+                if self._sharded:
+                    new = local(p.grad) if old is None else local(p.grad) - old
+                    _combine(old, new, offset, local(draw), mean)
+                torch.add(mean, offset, out=local(draw))
+
+    def _early(self, p: Tensor) -> tuple[Statistics, float] | None:
+        result = Statistics()
+        gradient = p.grad
+        assert gradient is not None
+        result.put(("gradient", id(p)), gradient)
+        mean = self._means.get(id(p))
+        if mean is not None and id(p) not in self._fixed:
+            product = self._workspace.twin("product", p)
+            torch.sub(p.detach(), mean, out=product).mul_(gradient)
+            self._products[id(p)] = gradient, gradient._version
+            result.put(("product", id(p)), product)
+        return result, self._examples + self._block_examples
 
     def _additive(self, statistics: Statistics) -> Statistics:
         """Replace θ, which is meaningless for other draws, by ĝ·(θ − μ)."""
@@ -351,8 +392,11 @@ class IVON(WeightOptimizer):
             if statistics.has("gradient", p):
                 gradient = statistics.value("gradient", p)
                 result.put(("gradient", id(p)), gradient)
-                if statistics.has("draw", p):
-                    offset = statistics.value("draw", p).sub_(p.detach())
+                of, version = self._products.get(id(p), (None, 0))
+                if of is gradient and version == gradient._version:
+                    result.put(("product", id(p)), self._workspace.twin("product", p))
+                elif statistics.has("draw", p):
+                    offset = statistics.value("draw", p).sub_(local(p.detach()))
                     result.put(("product", id(p)), offset.mul_(gradient))
         return result
 
@@ -381,7 +425,7 @@ class IVON(WeightOptimizer):
             "alpha": group["lr"] * share * planned_rate(step, planned), "beta1": group["betas"][0],
             "t": step, "delta": delta, "prior_mean": prior_mean,
         }  # fmt: skip
-        momenta = [self.state[p]["momentum"] for p in params]
+        momenta = [local(self.state[p]["momentum"]) for p in params]
         squares = [self.state[p]["square"] for p in params]
         gradients = [statistics.value("gradient", p) for p in params]
         if fixed:
@@ -391,7 +435,7 @@ class IVON(WeightOptimizer):
             return
         if statistics.has("draw", params[0]):
             draws = [statistics.value("draw", p) for p in params]
-            products = list(torch._foreach_sub(draws, params))
+            products = list(torch._foreach_sub(draws, [local(p.detach()) for p in params]))
             # What was known before the draw has nothing to do with it, and would only add noise to ĥ.
             known = 1 - group["betas"][0] ** (step - 1)
             new = (
@@ -439,7 +483,7 @@ class IVON(WeightOptimizer):
 
     def _spread(self, group: dict[str, Any], p: Tensor) -> tuple[float, Tensor | float]:
         h = self.state[p].get("curvature", group["initial_curvature"])
-        u = h + self._delta(group, p)
+        u = (local(h) if isinstance(h, Tensor) else h) + self._delta(group, p)
         if group.get("bounded"):
             u = torch.as_tensor(u).clamp_min(self._least(group, p))
         return 1 / self._lam(group), u

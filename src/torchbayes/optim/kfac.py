@@ -37,7 +37,9 @@ class KFAC(NoisyKFAC):
         damping: Damping γ, added to the curvature, as for `NoisyKFAC`.
         betas: Decay β1 of the momentum and weight β2 of the *new* factors.
         refresh_every: Maximum number of steps between inversions of a layer's factors; they are inverted at
-            once when the layer's curvature has doubled.
+            once when the layer's curvature is seen to have doubled.
+        statistics_every: Maximum number of steps between batches that are averaged into a layer's factors, as
+            for `NoisyKFAC`.
         momentum_correction: When a scheduler lowers the rate, scale the momentum by the same factor.
         params: What to train: names or patterns of weights (`"head.*"`), modules, parameters or parameter
             groups; all trainable weights if None.
@@ -60,11 +62,11 @@ class KFAC(NoisyKFAC):
     def __init__(
         self, model: nn.Module, lr: float | None = None, *, train_size: int,
         steps: int | None = None, prior: Prior | float = 1.0, damping: float | None = None,
-        betas: tuple[float, float] = (0.9, 0.1), refresh_every: int = 10,
+        betas: tuple[float, float] = (0.9, 0.1), refresh_every: int = 10, statistics_every: int = 1,
         momentum_correction: bool = False, params: Params | None = None,
     ) -> None:  # fmt: skip
         super().__init__(
             model, lr, train_size=train_size, steps=steps, prior=prior, temperature_steps=0, damping=damping,
-            betas=betas, refresh_every=refresh_every, momentum_correction=momentum_correction,
-            params=params, generator=torch.Generator(),
+            betas=betas, refresh_every=refresh_every, statistics_every=statistics_every,
+            momentum_correction=momentum_correction, params=params, generator=torch.Generator(),
         )  # fmt: skip

@@ -8,7 +8,7 @@ added here. Scales and shifts of norm layers have no prior.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -16,8 +16,8 @@ from torch import nn
 from torchbayes.core.declaration import register
 from torchbayes.core.names import named_parameters
 from torchbayes.core.parameters import Params, norm_parameters, parameter_groups
+from torchbayes.core.planned_rate import planned_rate
 from torchbayes.optim.base import ModelOptimizer, check_number, check_train_size
-from torchbayes.optim.natural_gradient import planned_rate
 from torchbayes.posterior import Point, snapshot
 from torchbayes.posterior.partial import described
 from torchbayes.prior import GaussianPrior, Prior, as_prior
@@ -53,6 +53,9 @@ class MAP(ModelOptimizer):
         >>> optimizer.param_groups[0]["weight_decay"], optimizer.posterior()
         (0.05, Point(3 weights of Linear))
     """
+
+    usual_rate: ClassVar[float] = 1e-3
+    """A rate to begin a search with: one that is given means another step than the rule's."""
 
     def __init__(
         self, model: nn.Module, lr: float = 1e-3, *, train_size: int, prior: Prior | float = 1.0,

@@ -9,10 +9,9 @@ itself, and processes with draws of their own are averaged, weighted by the exam
 
 from __future__ import annotations
 
-import math
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,16 +20,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from torchbayes.core import distributed
+from torchbayes.core import distributed, shards
 from torchbayes.core.batch import LossWatch, LossWeights, check_mean_loss
 from torchbayes.core.fan_in import fan_ins, least_precision, rate_share
 from torchbayes.core.parameters import Params, norm_parameters
-from torchbayes.core.workspace import first_nonfinite
-from torchbayes.curvature.capture import Capture, has_new_gradient, mark_gradients
+from torchbayes.core.reduction import Reduction
+from torchbayes.curvature.capture import Capture, has_new_gradient, is_marked, mark_gradients
 from torchbayes.optim.base import ModelOptimizer
 from torchbayes.posterior import Gaussian, Point, Posterior, Weights, snapshot
 from torchbayes.posterior.partial import described
-from torchbayes.prior import GaussianPrior, Prior, as_prior
+from torchbayes.prior import GaussianPrior, Prior, as_prior, own_part
 
 __all__ = [
     "Statistics",
@@ -38,7 +37,6 @@ __all__ = [
     "add_scaled",
     "bounded_draw",
     "gaussian_prior",
-    "planned_rate",
 ]
 
 
@@ -55,19 +53,6 @@ def bounded_draw(
     torch.addcmul(mu, eta, root, value=n**-0.5, out=theta)
 
 
-def planned_rate(step: int, steps: int | None) -> float:
-    """Return the factor of the learning rate at a step, from 1: a short rise, then half a cosine to 0.
-
-    Args:
-        step: Number of the step.
-        steps: How many are planned; if None the rise is followed by a constant rate.
-    """
-    if steps is None:
-        return min(1.0, step / _WARM_UPDATES)
-    rise = min(1.0, step / (_WARM_UP * steps + 1))
-    return rise * 0.5 * (1 + math.cos(math.pi * min(1.0, step / steps)))
-
-
 def gaussian_prior(prior: Prior | float) -> GaussianPrior:
     """Return the Gaussian prior that a `prior` argument denotes; raise a `TypeError` for any other prior."""
     resolved = as_prior(prior)
@@ -78,9 +63,6 @@ def gaussian_prior(prior: Prior | float) -> GaussianPrior:
         )
     return resolved
 
-
-# Without a number of planned steps, and as a share of it: the steps over which the rate rises.
-_WARM_UPDATES, _WARM_UP = 100, 0.05
 
 Key = tuple[str, int]
 """The kind of a statistic, and the `id` of its parameter."""
@@ -124,46 +106,51 @@ class Statistics:
         return tensor if factor == 1.0 else tensor * factor
 
 
-@dataclass
+def _wide(p: Tensor) -> Tensor:
+    """Return a tensor like the squares of a weight's gradient, which have at least single precision."""
+    return p if p.dtype.itemsize >= 4 else torch.empty_like(p, dtype=torch.float32)
+
+
 class Bank:
-    """Sums of statistics over a closure's draws and over processes, weighted by examples."""
+    """Sums of statistics over a closure's draws and over processes, weighted by examples.
 
-    sums: dict[Key, Tensor] = field(default_factory=dict)
-    examples: float = 0.0
-    empty: bool = True
+    Args:
+        reduction: Sums over processes that have begun; None for a process that does not share its work.
+    """
 
-    def add(self, statistics: Statistics, examples: float) -> None:
-        """Add the means over this many examples."""
+    def __init__(self, reduction: Reduction[Key] | None = None) -> None:
+        self._reduction = reduction
+        self._sums: dict[Key, Tensor] = {}
+        self.examples, self.empty = 0.0, True
+
+    def add(self, statistics: Statistics, examples: float, *, last: bool = False) -> None:
+        """Add the means over this many examples.
+
+        Args:
+            statistics: The means.
+            examples: The examples.
+            last: Whether nothing more will be added in this step.
+        """
         for key, tensor in statistics.tensors.items():
             weight = statistics.factors[key] * examples
-            if key in self.sums:
-                self.sums[key].add_(tensor, alpha=weight)
+            if self._reduction is not None:
+                (self._reduction.put if last else self._reduction.hold)(key, tensor, weight)
+            elif key in self._sums:
+                self._sums[key].add_(tensor, alpha=weight)
             else:
-                self.sums[key] = tensor * weight
+                self._sums[key] = tensor * weight
         self.examples += examples
         self.empty = False
 
-    def reduce(self, shapes: Mapping[Key, Tensor]) -> None:
-        """Sum over processes, in one message.
-
-        Args:
-            shapes: A tensor of the right shape for each statistic. A process that has not seen a weight
-                contributes zeros; a weight that no process has seen is left out.
-        """
-        values = [
-            self.sums[key] if key in self.sums else torch.zeros_like(t, requires_grad=False)
-            for key, t in shapes.items()
-        ]
-        seen = [self.examples, *(float(key in self.sums) for key in shapes)]
-        counts = torch.tensor(seen, device=values[0].device)
-        distributed.sum_packed([counts, *values])
-        self.examples, *used = counts.tolist()
-        self.empty = False
-        self.sums = {key: t for key, t, n in zip(shapes, values, used, strict=True) if n > 0}
-
     def mean(self) -> Statistics:
-        """Return the weighted means."""
-        return Statistics(self.sums, dict.fromkeys(self.sums, 1.0 / max(self.examples, 1.0)))
+        """Return the weighted means, those of all processes.
+
+        A process that has not seen a weight counts as zeros; a weight that no process has seen is left out.
+        """
+        if self._reduction is None:
+            return Statistics(self._sums, dict.fromkeys(self._sums, 1.0 / max(self.examples, 1.0)))
+        self.examples, means = self._reduction.finish(self.examples)
+        return Statistics(means, dict.fromkeys(means, 1.0))
 
 
 class WeightOptimizer(ModelOptimizer):
@@ -195,6 +182,9 @@ class WeightOptimizer(ModelOptimizer):
         self.mc_samples = mc_samples
         self.prior = prior if prior.scalar is None else None
         super().__init__(model, params, defaults | {"prior": prior.scalar}, generator=generator)
+        if self._sharded and self.prior is not None:
+            own = own_part(self.prior, {self._names[id(p)]: p for p in self._parameters()})
+            self.prior = gaussian_prior(own)
 
     def _prepare(self) -> None:
         super()._prepare()
@@ -204,7 +194,10 @@ class WeightOptimizer(ModelOptimizer):
         self._leasts = {key: least_precision(fan_in) for key, fan_in in fans.items()}
         self._shares = {key: rate_share(fan_in) for key, fan_in in fans.items()}
         self._capture: Capture | None = None
+        self._reduction: Reduction[Key] = Reduction()
         self._inside = False
+        self._last = False  # whether a closure of `step` has its last draw, not after other blocks
+        self._means: dict[int, Tensor] = {}  # of the weights that have a draw now
         self._pending = False  # whether `.grad` has gradients of blocks that no step has used
         self._scaler_seen: float | None = None
         self._batch_size = 1.0
@@ -264,6 +257,21 @@ class WeightOptimizer(ModelOptimizer):
         """
         return nullcontext()
 
+    sends_early = False
+    """Whether `_early` is defined."""
+
+    def _early(self, p: Tensor) -> tuple[Statistics, float] | None:
+        """Return what a step will have of one weight if nothing follows its gradient, which has arrived.
+
+        Args:
+            p: The weight; inside a block, so it has the draw.
+
+        Returns:
+            Its additive statistics, in the tensors that they will be in, and the number of examples; None if
+            they are not known yet.
+        """
+        return None
+
     def _additive(self, statistics: Statistics) -> Statistics:
         """Return the statistics in a form that can be averaged over draws."""
         return statistics
@@ -321,22 +329,38 @@ class WeightOptimizer(ModelOptimizer):
             if again:
                 self._before_redraw()
             chosen = self._draw() if self.random else []
-        means = [p.data for p, _ in chosen]
+        # FSDP gathers weights from the memory that they had at first, so that a draw has to be there.
+        in_place = self._sharded
+        means = [
+            shards.local(self._workspace.twin("mean", p)) if in_place else p.data for p, _ in chosen
+        ]
         self._inside, ended = True, False
         self._guard()
         try:
-            for p, draw in chosen:
-                p.data = draw
+            for (p, draw), mean in zip(chosen, means, strict=True):
+                if in_place:
+                    mean.copy_(shards.local(p.detach()))
+                    shards.local(p.detach()).copy_(shards.local(draw))
+                else:
+                    p.data = draw
+            if in_place:
+                shards.reshard(self.model)
             joining = self._joining(chosen, means) if again else nullcontext()
+            self._means = {id(p): mean for (p, _), mean in zip(chosen, means, strict=True)}
             with self._watching(again, examples), joining:
                 yield
             ended = True
         finally:
             for (p, _), mean in zip(chosen, means, strict=True):
+                if in_place:
+                    shards.local(p.detach()).copy_(mean)
+                    continue
                 p.data = mean
                 # A later backward pass would use the mean where the forward pass used the draw: make it fail.
                 torch.autograd.graph.increment_version(p)
-            self._inside = False
+            if in_place:
+                shards.reshard(self.model)
+            self._inside, self._means = False, {}
             if not ended:
                 self.zero_grad()
         if not (again or self._cleared):
@@ -350,13 +374,12 @@ class WeightOptimizer(ModelOptimizer):
 
     def draws_apart(self) -> bool:
         """Whether each process of a group has weights of its own now: while it has a draw of them."""
-        return self._inside and self.random
+        return self._inside and self.random and not self._sharded
 
     def _warn_of_leftovers(self) -> None:
         """Warn if the block's gradients were added to some that no block has computed."""
         for p in self._parameters():
-            marked = hasattr(p.grad, "_torchbayes_mark")  # the same tensor as before the block
-            if marked and has_new_gradient(p):
+            if is_marked(p) and has_new_gradient(p):  # the same tensor as before the block
                 warnings.warn(
                     f"the gradient of {self._names[id(p)]!r} from before this sampled() block was not "
                     "cleared, so the block's was added to it: call zero_grad() after each step, and run the "
@@ -445,10 +468,18 @@ class WeightOptimizer(ModelOptimizer):
             The closure's loss, averaged over the draws.
 
         Raises:
-            FloatingPointError: If a gradient is not finite. Nothing has been changed then.
+            FloatingPointError: If a gradient is not finite. Nothing has been changed then. On an accelerator
+                it is a gradient of the step before, which has changed the weights: to look at one at once
+                would be to wait for the device.
         """
+        if self._only_prepares(closure):
+            return None
+        # The gradients of a sharded model are means over all processes, at one draw.
+        shared = distributed.in_group() and distributed.world_size() > 1 and not self._sharded
+        if shared:
+            self._reduction.begin(self._shapes(), apart=self.sends_early)
         loss: Any = None
-        bank = Bank()
+        bank = Bank(self._reduction if shared else None)
         if closure is not None:
             self._check_joinable()
             try:
@@ -460,7 +491,6 @@ class WeightOptimizer(ModelOptimizer):
         if found_inf is not None and float(found_inf) > 0:
             self._forget()
             return loss
-        shared = distributed.in_group() and distributed.world_size() > 1
         if not (self._pending or shared) and bank.empty:  # a process may have no examples
             raise RuntimeError(
                 "step() has no gradients of a draw: call step(closure), or run the backward pass inside "
@@ -471,18 +501,25 @@ class WeightOptimizer(ModelOptimizer):
             self._unscaled_outside()
         self._watched().check_total()
         statistics, count = self._gathered(bank, shared)
+        seen = [p for p in self._parameters() if statistics.has("gradient", p)]
+        try:
+            bad = self._checked(seen, [statistics.tensors["gradient", id(p)] for p in seen])
+        except (FloatingPointError, ValueError):
+            self._forget()
+            raise
+        bad, count = self._agreed(bad, count)
         self._batch_size = max(1.0, count / self.mc_samples)  # all draws see the same examples
         self._check_train_size()
         if scale is not None:
             statistics.unscale(float(scale))
         try:
-            seen = [p for p in self._parameters() if statistics.has("gradient", p)]
-            bad = first_nonfinite([statistics.tensors["gradient", id(p)] for p in seen])
             if bad is not None:
                 raise self._not_finite(seen[bad])
             self._update(statistics)
         finally:
             self._forget()
+            if self._sharded:
+                shards.reshard(self.model)
         return loss
 
     def _check_joinable(self) -> None:
@@ -500,19 +537,23 @@ class WeightOptimizer(ModelOptimizer):
         """Run the closure once per draw; with several draws, gather their statistics."""
         total: Any = None
         for draw in range(self.mc_samples):
-            with self.sampled(examples=examples), torch.enable_grad():
-                loss = closure()
+            last = draw + 1 == self.mc_samples
+            self._last = last and examples is None and not self._pending
+            try:
+                with self.sampled(examples=examples), torch.enable_grad():
+                    loss = closure()
+            finally:
+                self._last = False
             if isinstance(loss, Tensor):
                 if self._largest_call > 0:
                     check_mean_loss(loss, self._largest_call)
                 loss = loss.detach()
             total = loss if total is None else total + loss
-            if self.mc_samples > 1 and self._pending:
+            if not last and self._pending:
                 bank.add(self._additive(self._statistics()), self._local_examples)
                 self._pending = False
-                if draw + 1 < self.mc_samples:
-                    for p in self._parameters():
-                        p.grad = None  # it is in the bank
+                for p in self._parameters():
+                    p.grad = None  # it is in the bank
         return total if self.mc_samples == 1 or total is None else total / self.mc_samples
 
     def _unscaled_outside(self) -> None:
@@ -561,15 +602,48 @@ class WeightOptimizer(ModelOptimizer):
         if bank.empty and not shared:
             return self._statistics(), self._local_examples
         if self._pending:
-            bank.add(self._additive(self._statistics()), self._local_examples)
-        if shared:
-            bank.reduce(self._shapes())
+            bank.add(self._additive(self._statistics()), self._local_examples, last=True)
         return bank.mean(), bank.examples
 
     def _shapes(self) -> dict[Key, Tensor]:
         """Return a tensor of the right shape for every statistic, in an order that all processes share."""
         kinds = ("gradient", "square") if self.watches_examples else ("gradient", "product")
-        return {(kind, id(p)): p for p in self._parameters() if p.requires_grad for kind in kinds}
+        return {  # backward: the order in which gradients arrive
+            (kind, id(p)): _wide(p) if kind == "square" else p
+            for p in reversed(self._parameters()) if p.requires_grad for kind in kinds
+        }  # fmt: skip
+
+    @contextmanager
+    def sent_early(self) -> Iterator[None]:
+        """Send statistics to other processes while the backward pass inside the block goes on.
+
+        For who runs everything from there to the update, as `fit` does: in a closure of `step`, around the
+        last backward pass of a draw, after which nothing changes a gradient. It does nothing elsewhere, in
+        draws that others follow, and after earlier blocks.
+        """
+        if not (self._last and self._reduction.watches):
+            yield
+            return
+
+        def arrived(p: Tensor) -> None:
+            with torch._C.DisableTorchFunction(), torch.no_grad():
+                found = None if p.grad is None else self._early(p)
+                if found is None:
+                    return
+                statistics, count = found
+                for key, tensor in statistics.tensors.items():
+                    self._reduction.early(key, tensor, statistics.factors[key] * count)
+
+        handles = [
+            p.register_post_accumulate_grad_hook(arrived)
+            for p in self._parameters()
+            if p.requires_grad
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
 
     # For subclasses.
 
@@ -596,9 +670,10 @@ class WeightOptimizer(ModelOptimizer):
             return float(self._relative(group, group["prior"])), 0.0
         deltas, means = [], []
         for p in params:
-            mean, precision = self.prior.moments(self._names[id(p)], p.detach())
-            deltas.append(self._relative(group, precision.expand_as(p)))
-            means.append(mean.expand_as(p))
+            own = shards.local(p.detach())
+            mean, precision = self.prior.moments(self._names[id(p)], own)
+            deltas.append(self._relative(group, precision.expand_as(own)))
+            means.append(mean.expand_as(own))
         return deltas, means
 
     def _delta(self, group: dict[str, Any], p: Tensor) -> float | Tensor:
@@ -620,8 +695,8 @@ class WeightOptimizer(ModelOptimizer):
             for p in group["params"]:
                 if p.requires_grad and id(p) not in self._fixed:
                     above, below = self._spread(group, p)
-                    variance = torch.full_like(p, above).div_(below)
-                    result[self._names[id(p)]] = variance.sqrt_().detach()
+                    variance = torch.full_like(shards.local(p.detach()), above).div_(below)
+                    result[self._names[id(p)]] = shards.whole(shards.wrapped(variance.sqrt_(), p))
         return result
 
     def _mean_weights(self) -> tuple[Weights, dict[str, str]]:
@@ -630,5 +705,6 @@ class WeightOptimizer(ModelOptimizer):
             raise RuntimeError(
                 "posterior() inside sampled() would take the draw for the mean: end it first"
             )
+        self.look()
         held = self._held()
         return snapshot(self.model, held), described(self.model, held)

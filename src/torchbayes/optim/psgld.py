@@ -72,7 +72,10 @@ class PSGLD(Sampler):
             coordinates that make it a right one.
         train_size: Number N of training examples.
         prior: Prior of the weights: the precision δ of N(0, 1/δ), or a `Prior`.
-        temperature: Divisor T of the log-likelihood; the prior is not tempered, as in VOGN.
+        temperature: Divisor T of the log-likelihood; the prior is not tempered, as in VOGN. If None, it is 1,
+            but a sampler that tunes itself and has D > 4N weights for N examples divides the whole
+            log-posterior by T = (4N/D)², no less than 0.001: the exact posterior of such a network predicts
+            badly (`torchbayes.optim.cold`).
         decay: Weight α of the old value in the average V of squared gradients.
         damping: Constant λ added to √V: the largest preconditioner is 1/λ.
         params: What to train: names or patterns of weights (`"head.*"`), modules, parameters or parameter
@@ -80,8 +83,8 @@ class PSGLD(Sampler):
         steps: Number of updates of the whole run, for a sampler that tunes itself; 2,000 if None.
         batch_size: Examples per batch, for the same; 100 if None.
         burn_in: Share of `steps` before the first sample. A sampler that tunes itself spends it on doing so;
-            if None, it takes 1,200 updates, but no less than 30 % and no more than 70 % of them, to descend,
-            and 15 % to come to rest.
+            if None, it takes 1,200 updates, but no less than 30 % and no more than 70 % (cold: 80 %) of
+            them, to descend, and up to 15 % to come to rest.
         generator: Source of the noise; its state is saved with the sampler's.
 
     Example:
@@ -99,7 +102,7 @@ class PSGLD(Sampler):
 
     def __init__(
         self, model: nn.Module, lr: float | None = None, *, train_size: int,
-        prior: Prior | float = 1.0, temperature: float = 1.0, decay: float = 0.99,
+        prior: Prior | float = 1.0, temperature: float | None = None, decay: float = 0.99,
         damping: float = 1e-5, params: Params | None = None,
         steps: int | None = None, batch_size: int | None = None, burn_in: float | None = None,
         generator: torch.Generator | None = None,

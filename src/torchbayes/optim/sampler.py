@@ -4,8 +4,9 @@ A sampler moves the weights θ so that, after a burn-in, they are draws from p(�
 
     U(θ) = train_size / T · loss(θ) − log p(θ),
 
-where the loss is the *mean* over a batch. A subclass defines one update of flat tensors as a pure function,
-and its scalars.
+where the loss is the *mean* over a batch. A sampler that tunes itself and is given no T has a cold posterior,
+(p(θ) p(data | θ))^(1/T), where there are many weights for each example (`torchbayes.optim.cold`). A
+subclass defines one update of flat tensors as a pure function, and its scalars.
 """
 
 from __future__ import annotations
@@ -20,18 +21,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from torchbayes.core import distributed
+from torchbayes.core import distributed, shards
+from torchbayes.core.device import generator_state
 from torchbayes.core.noise import normal_
 from torchbayes.core.parameters import Params
-from torchbayes.core.workspace import first_nonfinite
 from torchbayes.optim.base import ModelOptimizer, check_number, check_train_size
+from torchbayes.optim.cold import default_temperature
 from torchbayes.optim.survey import Measured, curvature_of
 from torchbayes.optim.warmup import PlannedRun
-from torchbayes.prior import GaussianPrior, Prior, as_prior
+from torchbayes.prior import GaussianPrior, Prior, as_prior, own_part
 
 __all__ = ["Sampler"]
 
 _LOG = logging.getLogger("torchbayes")
+
+Sums = dict[str, dict[str, list[tuple[Tensor, int]]]]
+"""By quantity and layer, the sum and the number of every weight's entries."""
 
 
 class Sampler(ModelOptimizer):
@@ -46,7 +51,8 @@ class Sampler(ModelOptimizer):
         lr: Step size.
         train_size: Number of training examples.
         prior: Prior of the weights: the precision δ of N(0, 1/δ), or a `Prior`.
-        temperature: Divisor T of the log-likelihood; the prior is not tempered, as in VOGN.
+        temperature: Divisor T of the log-likelihood; the prior is not tempered, as in VOGN. If None, 1 or, of
+            a sampler that tunes itself, that of `torchbayes.optim.cold`, for likelihood and prior alike.
         params: What to train: names or patterns of weights (`"head.*"`), modules, parameters or parameter
             groups; all trainable weights if None.
         generator: Source of the noise; a new one, seeded from torch's, if None. Its state is saved with the
@@ -56,22 +62,44 @@ class Sampler(ModelOptimizer):
     """
 
     takes_sparse_gradients = True
+    needs_whole_weights = ""
     buffers: tuple[str, ...] = ()
     """Names of the sampler's tensors in `state[p]`; they start at 0."""
 
     def __init__(
         self, model: nn.Module, lr: float, *, train_size: int, prior: Prior | float,
-        temperature: float, params: Params | None, generator: torch.Generator | None,
+        temperature: float | None, params: Params | None, generator: torch.Generator | None,
         settings: dict[str, Any], run: PlannedRun | None = None,
     ) -> None:  # fmt: skip
         check_number("lr", lr, above=True)
-        check_number("temperature", temperature, above=True)
+        if temperature is not None:
+            check_number("temperature", temperature, above=True)
+        self._run = run
         self._warm = None if run is None else run.warm_up(check_train_size(train_size))
         if self._warm is not None:
             settings = {**settings, "boost": 1.0}
         self.prior = as_prior(prior)
-        defaults = {"lr": lr, "train_size": train_size, "temperature": temperature}
+        defaults = {
+            "lr": lr, "train_size": train_size,
+            "temperature": 1.0 if temperature is None else temperature, "prior_temperature": 1.0,
+        }  # fmt: skip
         super().__init__(model, params, defaults | settings, generator=generator)
+        if temperature is None and self._warm is not None:
+            weights = sum(p.numel() for group in self.param_groups for p in group["params"])
+            cold = default_temperature(weights, train_size)
+            if cold < 1:
+                self.cool(cold)
+                _LOG.info(
+                    "temperature %.2g: %s weights for %s examples; temperature=1 for the exact posterior",
+                    cold, f"{weights:,}", f"{train_size:,}",
+                )  # fmt: skip
+        if self._sharded:
+            self.prior = own_part(self.prior, self._named())
+            if self._warm is not None:
+                raise ValueError(
+                    f"{type(self).__name__} without a step tunes itself by sums over whole weights, which no "
+                    "process of a sharded model has: give lr, such as one that was found on a smaller model"
+                )
         self._one_chain: bool | None = False if generator is None else None
         norm = next((n for n, m in model.named_modules() if isinstance(m, _BatchNorm)), None)
         if norm is not None:
@@ -81,10 +109,19 @@ class Sampler(ModelOptimizer):
                 "or a network without norm layers such as resnetpp20", norm, type(self).__name__,
             )  # fmt: skip
 
+    def cool(self, temperature: float) -> None:
+        """Divide the whole log-posterior by a temperature below 1, before the first step."""
+        if self._run is not None:
+            self._warm = self._run.warm_up(self.defaults["train_size"], cold=True)
+        for group in self.param_groups:
+            group["temperature"] = group["prior_temperature"] = temperature
+
     def draws_apart(self) -> bool:
         """Whether the processes have chains of their own: not with generators in the same state."""
+        if self._sharded:
+            return False
         if self._one_chain is None:
-            self._one_chain = distributed.alike(self.generator.get_state().numpy().tobytes())
+            self._one_chain = distributed.alike(generator_state(self.generator).numpy().tobytes())
         return not self._one_chain
 
     @property
@@ -147,26 +184,52 @@ class Sampler(ModelOptimizer):
             >>> {name: list(layers) for name, layers in sampler.vitals().items()}
             {'temperature': ['0'], 'thermostat': ['0']}
         """
-        sums: dict[str, dict[str, list[float]]] = {}
+        return self.averages(self.vital_sums(row), float)
+
+    @torch.no_grad()
+    def vital_sums(self, row: int | None = None) -> Sums:
+        """Return what `vitals` averages: by quantity and layer, the sum and number of every weight's entries.
+
+        Args:
+            row: As for `vitals`.
+        """
+        sums: Sums = {}
         for group in self.param_groups:
             for p in group["params"]:
                 state = self.state.get(p)
                 if not state:
                     continue
                 layer = self._names[id(p)].rpartition(".")[0]
-                shared = p.new_full(p.shape, group["thermostat"]) if "thermostat" in group else None
+                shared = (
+                    torch.full_like(shards.local(p), group["thermostat"])
+                    if "thermostat" in group
+                    else None
+                )
                 found = {
                     "temperature": self.kinetic(group, state),
                     "thermostat": state.get("thermostat", shared),
                 }
                 for name, values in found.items():
                     if values is not None:
-                        values = values if row is None else values[row]
-                        total = sums.setdefault(name, {}).setdefault(layer, [0.0, 0.0])
-                        total[0] += float(values.sum(dtype=torch.float64))
-                        total[1] += values.numel()
+                        values = shards.local(values) if row is None else values[row]
+                        some = sums.setdefault(name, {}).setdefault(layer, [])
+                        some.append((values.sum(dtype=torch.float64), values.numel()))
+        return sums
+
+    def averages(self, sums: Sums, read: Callable[[Tensor], float]) -> dict[str, dict[str, float]]:
+        """Return averages of sums like those of `vital_sums`, given how to read one, in their order."""
+        both: list[float] = []
+        for some in (some for of in sums.values() for some in of.values()):
+            both += [0.0, 0.0]
+            for (
+                total,
+                count,
+            ) in some:  # plainly: the built-in `sum` compensates for rounding since 3.12
+                both[-2] += read(total)
+                both[-1] += count
+        of_all = iter(self._sum(both))
         return {
-            name: {layer: total / count for layer, (total, count) in layers.items()}
+            name: {layer: next(of_all) / next(of_all) for layer in layers}
             for name, layers in sums.items()
         }
 
@@ -185,16 +248,20 @@ class Sampler(ModelOptimizer):
             The closure's result.
 
         Raises:
-            FloatingPointError: If a gradient is not finite. Nothing has been changed then.
+            FloatingPointError: If a gradient is not finite. Nothing has been changed then. On an accelerator
+                it is a gradient of the step before, which has changed the weights: to look at one at once
+                would be to wait for the device.
         """
         self._guard()
+        if self._only_prepares(closure):
+            return None
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         active = [[p for p in g["params"] if p.grad is not None] for g in self.param_groups]
         moving = [p for params in active for p in params]
-        bad = first_nonfinite([_gradient(p) for p in moving])
+        bad, _ = self._agreed(self._checked(moving, [_gradient(p) for p in moving]))
         if bad is not None:
             raise self._not_finite(moving[bad])
         for group in self.param_groups:
@@ -211,19 +278,34 @@ class Sampler(ModelOptimizer):
                 self._update(group, some)
             if params and (self._warm is None or self.state[params[0]]["step"] > self._warm.held):
                 self.end_group(group, params)
+        if self._sharded:
+            shards.reshard(self.model)
         return loss
+
+    def _named(self) -> dict[str, Tensor]:
+        return {self._names[id(p)]: p for group in self.param_groups for p in group["params"]}
+
+    def _create_state(self) -> None:
+        self._new_state(
+            [p for group in self.param_groups for p in group["params"]],
+            **dict.fromkeys(self.buffers, 0.0),
+        )
 
     def _update(self, group: dict[str, Any], params: list[Tensor]) -> None:
         n = group["train_size"] / group["temperature"]
+        cold = group.get("prior_temperature", 1.0)  # earlier versions kept none in checkpoints
         step = self.state[params[0]]["step"]
         states = [[self.state[p][name] for p in params] for name in self.buffers]
         gradients = [_gradient(p) for p in params]
         delta = self.prior.scalar if isinstance(self.prior, GaussianPrior) else None
+        delta = None if delta is None else delta / cold
         precisions = [1.0 if delta is None else delta] * len(params)
         if delta is None:
-            named = {self._names[id(p)]: p.detach() for p in params}
+            named = {self._names[id(p)]: shards.local(p.detach()) for p in params}
             log_prior = list(self.prior.grad(named).values())
-            if step <= self.warmup:
+            if cold != 1:
+                torch._foreach_div_(log_prior, cold)
+            if self._warm is not None and self._warm.descent < step <= self.warmup:
                 precisions = [curvature_of(*pair) for pair in zip(params, log_prior, strict=True)]
             with_prior = torch._foreach_mul(log_prior, -1 / n)
             torch._foreach_add_(with_prior, gradients)
@@ -295,4 +377,4 @@ class Sampler(ModelOptimizer):
 
 def _gradient(p: Tensor) -> Tensor:
     assert p.grad is not None
-    return p.grad.to_dense() if p.grad.is_sparse else p.grad
+    return p.grad.to_dense() if p.grad.is_sparse else shards.local(p.grad)

@@ -72,7 +72,10 @@ class SGHMC(Sampler):
         lr: Time step h; 0.01 if None. With `average_step` given, it matters only under a schedule.
         train_size: Number of training examples.
         prior: Prior of the weights: the precision δ of N(0, 1/δ), or a `Prior`.
-        temperature: Divisor T of the log-likelihood; the prior is not tempered, as in VOGN.
+        temperature: Divisor T of the log-likelihood; the prior is not tempered, as in VOGN. If None, it is 1,
+            but a sampler that tunes itself and has D > 4N weights for N examples divides the whole
+            log-posterior by T = (4N/D)², no less than 0.001: the exact posterior of such a network predicts
+            badly (`torchbayes.optim.cold`).
         average_step: Typical change h/√m of a weight per update, at the initial `lr`;
             √(0.05/`train_size`) if None.
         momentum: Share 1 − hD of the momentum that an update keeps, at the initial `lr`; 0.9 if None.
@@ -85,8 +88,8 @@ class SGHMC(Sampler):
         steps: Number of updates of the whole run, for a sampler that tunes itself; 2,000 if None.
         batch_size: Examples per batch, for the same; 100 if None.
         burn_in: Share of `steps` before the first sample. A sampler that tunes itself spends it on doing so;
-            if None, it takes 1,200 updates, but no less than 30 % and no more than 70 % of them, to descend,
-            and 15 % to come to rest.
+            if None, it takes 1,200 updates, but no less than 30 % and no more than 70 % (cold: 80 %) of
+            them, to descend, and up to 15 % to come to rest.
         generator: Source of the noise; its state is saved with the sampler's.
 
     Example:
@@ -104,7 +107,7 @@ class SGHMC(Sampler):
 
     def __init__(
         self, model: nn.Module, lr: float | None = None, *, train_size: int, prior: Prior | float = 1.0,
-        temperature: float = 1.0, average_step: float | None = None, momentum: float | None = None,
+        temperature: float | None = None, average_step: float | None = None, momentum: float | None = None,
         mass: float | None = None, friction: float | None = None, gradient_variance: float = 0.0,
         params: Params | None = None,
         steps: int | None = None, batch_size: int | None = None,

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 import torchbayes.optim.thermostat as dynamics
 from torchbayes.core.declaration import register
 from torchbayes.core.parameters import Params
+from torchbayes.core.shards import local
 from torchbayes.optim.base import check_number
 from torchbayes.optim.momentum import friction_of, mass_of, speed_limit_of
 from torchbayes.optim.sampler import Sampler
@@ -85,7 +86,10 @@ class SGNHT(Sampler):
             or 0.03 if the sampler tunes itself.
         train_size: Number of training examples.
         prior: Prior of the weights: the precision δ of N(0, 1/δ), or a `Prior`.
-        temperature: Divisor T of the log-likelihood; the prior is not tempered, as in VOGN.
+        temperature: Divisor T of the log-likelihood; the prior is not tempered, as in VOGN. If None, it is 1,
+            but a sampler that tunes itself and has D > 4N weights for N examples divides the whole
+            log-posterior by T = (4N/D)², no less than 0.001: the exact posterior of such a network predicts
+            badly (`torchbayes.optim.cold`).
         average_step: Typical change h/√m of a weight per update, at the initial `lr`;
             √(0.05/`train_size`) if None.
         max_step: Largest change h·c of a weight per update, at the initial `lr`; no limit if None.
@@ -101,8 +105,8 @@ class SGNHT(Sampler):
         steps: Number of updates of the whole run, for a sampler that tunes itself; 2,000 if None.
         batch_size: Examples per batch, for the same; 100 if None.
         burn_in: Share of `steps` before the first sample. A sampler that tunes itself spends it on doing so;
-            if None, it takes 1,200 updates, but no less than 30 % and no more than 70 % of them, to descend,
-            and 15 % to come to rest.
+            if None, it takes 1,200 updates, but no less than 30 % and no more than 70 % (cold: 80 %) of
+            them, to descend, and up to 15 % to come to rest.
         generator: Source of the noise; its state is saved with the sampler's.
 
     Example:
@@ -117,7 +121,7 @@ class SGNHT(Sampler):
 
     def __init__(
         self, model: nn.Module, lr: float | None = None, *, train_size: int, prior: Prior | float = 1.0,
-        temperature: float = 1.0, average_step: float | None = None, max_step: float | None = None,
+        temperature: float | None = None, average_step: float | None = None, max_step: float | None = None,
         momentum: float | None = None, mass: float | None = None, speed_limit: float | None = None,
         friction: float | None = None, per_parameter: bool = True, params: Params | None = None,
         steps: int | None = None, batch_size: int | None = None,
@@ -179,7 +183,7 @@ class SGNHT(Sampler):
     def end_group(self, group: dict[str, Any], params: Sequence[Tensor]) -> None:
         """Update the shared thermostat of a group, if there is one: ξ ← ξ + h (pᵀp/(nm) − 1)."""
         if "thermostat" in group:
-            momenta = [self.state[p]["momentum"].flatten() for p in params]
-            squares = sum(float(torch.dot(p, p)) for p in momenta)
-            count = sum(p.numel() for p in momenta)
+            momenta = [local(self.state[p]["momentum"]).flatten() for p in params]
+            (squares,) = self._sum([sum(float(torch.dot(p, p)) for p in momenta)])
+            count = sum(p.numel() for p in params)
             group["thermostat"] += group["lr"] * (squares / (count * group["mass"]) - 1)

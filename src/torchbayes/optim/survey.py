@@ -24,7 +24,7 @@ from torch import Tensor
 
 from torchbayes.core.noise import normals_
 
-__all__ = ["Measured", "Survey", "dot", "inverse_root", "scale_of"]
+__all__ = ["Measured", "Survey", "dot", "inner", "inverse_root", "scale_of"]
 
 # The share of its tensor's mean curvature that every weight has: one without a gradient, such as that of a
 # unit that is switched off, would otherwise have a step that is wild once it has one.
@@ -191,6 +191,9 @@ class Survey:
 
 def scale_of(curvature: Tensor) -> Tensor:
     """Return the scales of weights with these curvatures, each of which is shrunk towards their mean."""
+    if curvature.device.type != "cpu":  # without a look at it
+        shared = curvature.mean().clamp_min_(1e-12)
+        return curvature.mul_(1 - _SHRINKAGE).add_(shared, alpha=_SHRINKAGE).rsqrt_()
     mean = float(curvature.mean())
     return curvature.mul_(1 - _SHRINKAGE).add_(_SHRINKAGE * max(mean, 1e-12)).rsqrt_()
 
@@ -211,7 +214,13 @@ def curvature_of(weight: Tensor, gradient: Tensor) -> float:
 
 def dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
     """Return the inner product of two lists of tensors."""
-    return float(sum(torch.dot(x.reshape(-1), y.reshape(-1)) for x, y in zip(a, b, strict=True)))
+    return float(inner(a, b))
+
+
+def inner(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
+    """Return the inner product of two lists of tensors, unread."""
+    products = (torch.dot(x.reshape(-1), y.reshape(-1)) for x, y in zip(a, b, strict=True))
+    return sum(products, torch.zeros((), dtype=a[0].dtype, device=a[0].device))
 
 
 def inverse_root(square: float) -> float:

@@ -46,6 +46,7 @@ from torch import Tensor, nn
 
 from torchbayes.core.declaration import register
 from torchbayes.core.parameters import Params
+from torchbayes.core.planned_rate import planned_rate
 from torchbayes.optim.base import check_number, check_train_size
 from torchbayes.optim.natural_gradient import (
     Statistics,
@@ -53,7 +54,6 @@ from torchbayes.optim.natural_gradient import (
     add_scaled,
     bounded_draw,
     gaussian_prior,
-    planned_rate,
 )
 from torchbayes.prior import Prior
 
@@ -205,6 +205,8 @@ class VOGN(WeightOptimizer):
     """
 
     watches_examples = True
+    sends_early = True
+    needs_whole_weights = "the gradient of every example is needed for whole weights"
     scales_steps = True  # without a given rate
 
     def __init__(
@@ -320,6 +322,20 @@ class VOGN(WeightOptimizer):
             if squares is not None:
                 result.put(("square", id(p)), squares, factor)
         return result
+
+    def _early(self, p: Tensor) -> tuple[Statistics, float] | None:
+        assert self._capture is not None
+        under_way = self._capture.under_way
+        if under_way is None:
+            return None
+        count, effective = under_way
+        result = Statistics()
+        assert p.grad is not None
+        result.put(("gradient", id(p)), p.grad)
+        squares = self._capture.sum_of_squares(p) if self._capture.settled(p) else None
+        if squares is not None:
+            result.put(("square", id(p)), squares, effective)
+        return result, count
 
     def _update(self, statistics: Statistics) -> None:
         for group in self.param_groups:

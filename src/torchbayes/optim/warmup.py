@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.optim.adam import adam
 
 from torchbayes.optim.pilot import Pilot
-from torchbayes.optim.survey import Measured, Survey, dot
+from torchbayes.optim.survey import Measured, Survey, dot, inner
 
 __all__ = ["PlannedRun", "WarmUp", "langevin_step", "momentum_step"]
 
@@ -32,7 +32,8 @@ __all__ = ["PlannedRun", "WarmUp", "langevin_step", "momentum_step"]
 _STEPS, _BATCH = 2000, 100
 # The updates of the descent, and the least and the largest share of the run that it may have.
 _DESCENT, _LEAST_DESCENT, _MOST_DESCENT = 1200, 0.3, 0.7
-# Shares of the run: from the descent to the first sample, and of that a survey and the pilot run.
+# Shares of the run: from the descent to the first sample, but no more than half of what is left then, and of
+# that a survey and the pilot run.
 _REST, _SURVEY, _PILOT = 0.15, 0.15, 0.4
 _LEAST_SURVEY, _MOST_SURVEY = 6, 200
 # Adam's largest step: how far a weight can go during the descent, and relative to the weights of its tensor.
@@ -41,13 +42,24 @@ _ADAM_LOW, _ADAM_HIGH, _REACH, _RELATIVE = 1e-3, 1e-2, 8.0, 0.05
 # but over no less and no more than these shares: with fewer examples, the mean would be off by more than the
 # posterior's width.
 _FALL, _LEAST_AVERAGED, _MOST_AVERAGED = 0.8, 0.15, 0.5
+# A cold chain stays where the descent has led it. So the descent has more of a short run, and smaller steps:
+# a transformer (512 sequences, 512 updates) came to accuracies of 98.3 and 98.7 % with them, and to 95.8 and
+# 94.7 % with those above. Few weights are averaged, as they still improve: the mean's NLL was up to twice
+# that of the last.
+_COLD_DESCENT, _COLD_HIGH, _COLD_AVERAGED = 0.8, 3e-3, 0.02
+
+_ADAM: dict[str, Any] = {
+    "amsgrad": False, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "maximize": False
+}  # fmt: skip
 
 State = dict[str, Any]
 
 
-def _planned(steps: int) -> float:
-    """Return the updates of the descent, by default."""
-    return min(max(_DESCENT, _LEAST_DESCENT * steps), _MOST_DESCENT * steps)
+def _planned(steps: int, cold: bool) -> tuple[float, float]:
+    """Return the updates of the descent, and those from there to the first sample, by default."""
+    most = _COLD_DESCENT if cold else _MOST_DESCENT
+    descent = min(max(_DESCENT, _LEAST_DESCENT * steps), most * steps)
+    return descent, min(_REST * steps, (steps - descent) / 2)
 
 
 @dataclass(frozen=True)
@@ -64,13 +76,18 @@ class PlannedRun:
     batch_size: int | None = None
     burn_in: float | None = None
 
-    def warm_up(self, train_size: int) -> WarmUp | None:
-        """Return the course of the warm-up; None if there is no time for one."""
+    def warm_up(self, train_size: int, cold: bool = False) -> WarmUp | None:
+        """Return the course of the warm-up; None if there is no time for one.
+
+        Args:
+            train_size: Number of training examples.
+            cold: Whether the posterior is a cold one (`torchbayes.optim.cold`).
+        """
         for name, value in (("steps", self.steps), ("batch_size", self.batch_size)):
             if value is not None and value < 1:
                 raise ValueError(f"{name} is {value}: expected a whole number of at least 1")
         steps = _STEPS if self.steps is None else self.steps
-        share = _planned(steps) / steps + _REST if self.burn_in is None else self.burn_in
+        share = sum(_planned(steps, cold)) / steps if self.burn_in is None else self.burn_in
         if not 0 <= share < 1:
             raise ValueError(
                 f"burn_in is {share:g}: expected the share of the run before the first sample, from 0 to "
@@ -80,7 +97,7 @@ class PlannedRun:
         if updates < WarmUp.LEAST:
             return None
         batch = _BATCH if self.batch_size is None else self.batch_size
-        return WarmUp(updates, steps, min(batch, train_size))
+        return WarmUp(updates, steps, min(batch, train_size), train_size, cold)
 
 
 @dataclass(frozen=True)
@@ -91,19 +108,23 @@ class WarmUp:
         updates: Its number of updates, at least `WarmUp.LEAST`.
         steps: Number of updates of the run.
         batch: Examples per batch.
+        train_size: Number of training examples.
+        cold: Whether the posterior is a cold one.
     """
 
     updates: int
     steps: int
     batch: float
+    train_size: int
+    cold: bool = False
 
     LEAST = 20
 
     @property
     def descent(self) -> int:
         """Updates of the descent."""
-        planned = _planned(self.steps)
-        return round(self.updates * planned / (planned + _REST * self.steps))
+        descent, rest = _planned(self.steps, self.cold)
+        return round(self.updates * descent / (descent + rest))
 
     @property
     def surveyed(self) -> int:
@@ -175,33 +196,56 @@ class WarmUp:
         self, params: list[Tensor], states: list[State], gradients: list[Tensor], step: int,
         n: float, decay: float, factor: float,
     ) -> None:  # fmt: skip
+        least = _COLD_AVERAGED if self.cold else _LEAST_AVERAGED
         averaged = min(
-            max(_LEAST_AVERAGED * self.descent, 1.5 * n / self.batch), _MOST_AVERAGED * self.descent
+            max(least * self.descent, 1.5 * self.train_size / self.batch),
+            _MOST_AVERAGED * self.descent,
         )
         begun = math.ceil(self.descent - averaged)
         facts = states[0]["warmup"]
         if step == 1:
             for state, p in zip(states, params, strict=True):
                 state |= {name: torch.zeros_like(p) for name in ("mean", "second", "average")}
-        facts["size"] = max(facts["size"], n * n * dot(gradients, gradients))
-        rate = min(max(_REACH / self.descent, _ADAM_LOW), _ADAM_HIGH)
+        there = params[0].device.type != "cpu"
+        if there:  # without a look at it
+            square = inner(gradients, gradients) * (n * n)
+            facts["size"] = square.clamp_min(facts["size"])
+        else:
+            facts["size"] = max(facts["size"], n * n * dot(gradients, gradients))
+        high = _COLD_HIGH if self.cold else _ADAM_HIGH
+        rate = min(max(_REACH / self.descent, _ADAM_LOW), high)
         rise = min(1.0, step / max(1, self.descent // 20))
         left = (self.descent - step + 0.5) / self.descent
         now = factor * rise * min(1.0, left / (1 - _FALL))
         for state, p, gradient in zip(states, params, gradients, strict=True):
-            own = min(rate, max(_ADAM_LOW, _RELATIVE * float(p.square().mean().sqrt())))
-            adam(
-                [p], [gradient], [state["mean"]], [state["second"]], [],
-                [torch.tensor(step - 1.0, device=p.device)], amsgrad=False, beta1=0.9, beta2=0.99,
-                lr=own * now, weight_decay=decay / n, eps=1e-8, maximize=False,
-                fused=p.device.type in ("cpu", "cuda"),
-            )  # fmt: skip
+            moments = [state["mean"]], [state["second"]]
+            if there:
+                _adam_there(p, gradient.add(p, alpha=decay / n), moments, step, rate, now)
+            else:
+                own = min(rate, max(_ADAM_LOW, _RELATIVE * float(p.square().mean().sqrt())))
+                adam(
+                    [p], [gradient], *moments, [], [torch.tensor(step - 1.0)], lr=own * now,
+                    weight_decay=decay / n, fused=True, **_ADAM,
+                )  # fmt: skip
             if step >= begun:
                 state["average"].lerp_(p, 2 / (step - begun + 2))
             if step == self.descent:
                 p.copy_(state["average"])
                 for name in ("mean", "second", "average"):
                     del state[name]
+
+
+def _adam_there(
+    p: Tensor, gradient: Tensor, moments: tuple[list[Tensor], list[Tensor]], step: int, rate: float,
+    now: float,
+) -> None:  # fmt: skip
+    """Take a step of Adam on an accelerator, where a rate that depends on the weights is not looked at."""
+    fused = p.device.type == "cuda"
+    count = torch.full((), step - 1.0, device=p.device if fused else "cpu")
+    move = torch.zeros_like(p)
+    adam([move], [gradient], *moments, [], [count], lr=now, weight_decay=0.0, fused=fused, **_ADAM)
+    own = (_RELATIVE * p.square().mean().sqrt()).clamp_min(_ADAM_LOW).clamp_max(rate)
+    p.addcmul_(move, own)
 
 
 def langevin_step(found: Measured) -> tuple[float, float]:

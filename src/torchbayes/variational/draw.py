@@ -23,13 +23,15 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.hooks import RemovableHandle
 
 from torchbayes.core.autocast import no_autocast
 from torchbayes.core.noise import normal_
 from torchbayes.core.workspace import Workspace
 from torchbayes.prior import Prior
 from torchbayes.variational.flat_weights import Slab
-from torchbayes.variational.kl import KLTerm, Part, kl_term
+from torchbayes.variational.kl import KLTerm, Part, add_divided, kl_term, plus
 from torchbayes.variational.softplus import bounds, softplus
 
 __all__ = ["Draw", "Drawn", "Spread", "bbb_draw", "bbb_gradients"]
@@ -47,15 +49,16 @@ def bbb_draw(
 
 def bbb_gradients(
     to_mean: Tensor, to_rho: Tensor, g: Tensor, epsilon: Tensor, std: Tensor, slope: Tensor,
-    mean: Tensor, *, scale: float, m: float, delta: float,
+    mean: Tensor, *, scale: float | Tensor, m: float, delta: float,
 ) -> None:  # fmt: skip
     """Write Δμ = g + s δ(μ−m) and Δρ = dσ/dρ (g ε + s (δσ − 1/σ)) to the first two.
 
     `g` is ∂f/∂w, s is the weight `scale` of the KL term, and N(m, 1/δ) is the prior.
     """
-    torch.add(g, mean, alpha=scale * delta, out=to_mean).sub_(scale * delta * m)
-    torch.mul(g, epsilon, out=to_rho).add_(std, alpha=scale * delta)
-    to_rho.addcdiv_(std.new_ones(()), std, value=-scale).mul_(slope)
+    plus(g, mean, scale * delta, out=to_mean).sub_(scale * delta * m)
+    torch.mul(g, epsilon, out=to_rho)
+    plus(to_rho, std, scale * delta, out=to_rho)
+    add_divided(to_rho, -scale, std).mul_(slope)
 
 
 class Spread(Enum):
@@ -81,6 +84,31 @@ class Drawn:
     sample: Tensor
     mean: Tensor | None = None
     spread: Tensor | None = None
+
+
+class _Steps:
+    """Counts the steps of all optimisers of torch's kind, from the first time that it is asked."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._hook: RemovableHandle | None = None
+
+    def taken(self) -> int:
+        if self._hook is None:
+            self._hook = register_optimizer_step_post_hook(self._add)
+        return self._count
+
+    def stop(self) -> None:
+        """Count no more until it is asked again, which only tests need."""
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+
+    def _add(self, *_about: Any) -> None:
+        self._count += 1
+
+
+_steps = _Steps()
 
 
 def _first(tensor: Tensor) -> float:
@@ -158,12 +186,12 @@ class _Slot:
         return self.kl
 
     def gradients(
-        self, part: Part, scale: float, grads: Sequence[Sequence[Tensor | None]]
+        self, part: Part, scale: float | Tensor | None, grads: Sequence[Sequence[Tensor | None]]
     ) -> tuple[Tensor | None, Tensor]:
-        """Return the gradients of μ and ρ from those of samples, means, spreads and the KL term."""
+        """Return the gradients of μ and ρ from those of samples, means, spreads and the KL term, if any."""
         space, slab, term = self.space, self.slab, self.term
         to_sample, to_mean, to_spread = (slab.flat_gradient(space, given) for given in grads)
-        if scale:
+        if scale is not None:
             to_sample = term.to_sample(space, part, scale, to_sample)
             flats = self._fused_gradients(part, scale, to_sample, to_mean)
             if flats is not None:
@@ -179,13 +207,13 @@ class _Slot:
         if self.spread is Spread.VARIANCE and to_spread is not None:
             to_std.addcmul_(to_spread, part.std, value=2)
         to_mean = _sum(to_sample, to_mean)
-        if scale:
+        if scale is not None:
             term.to_std(space, part, scale, to_std)
             to_mean = term.to_mean(space, part, scale, to_mean)
         return to_mean, to_std.mul_(part.slope)
 
     def _fused_gradients(
-        self, part: Part, scale: float, to_sample: Tensor | None, to_mean: Tensor | None
+        self, part: Part, scale: float | Tensor, to_sample: Tensor | None, to_mean: Tensor | None
     ) -> tuple[Tensor, Tensor] | None:
         """Return the gradients of μ and ρ in one pass if there is only a sample and a simple prior."""
         moments = self.term.moments()
@@ -253,9 +281,12 @@ class Draw:
         self.drawn = [drawn[i] for i in sorted(drawn)]
 
     def _fingerprint(self) -> tuple[list[int], list[float]]:
-        # torch's fused optimisers do not increment a tensor's version: compare some values, too.
+        # torch's fused optimisers do not increment a tensor's version: compare some values, too. To read
+        # an accelerator's would be to wait for it: there any optimiser's step counts as a change.
         ends = [self._parameters[0], self._parameters[-1]]
-        return [tensor._version for tensor in self._parameters], [_first(tensor) for tensor in ends]
+        there = any(tensor.device.type != "cpu" for tensor in ends)
+        seen = [float(_steps.taken())] if there else [_first(tensor) for tensor in ends]
+        return [tensor._version for tensor in self._parameters], seen
 
     def current(self) -> bool:
         """Whether a KL term added to this draw is that of the current parameters."""
@@ -323,11 +354,13 @@ class _DrawFunction(torch.autograd.Function):
         if drawn:
             ctx.part = slot.part = None
             slot.spent = True
-        scale = 0.0 if grads[-1] is None else float(grads[-1])
+        scale: float | Tensor | None = grads[-1]
+        if isinstance(scale, Tensor) and scale.device.type == "cpu":
+            scale = float(scale) or None
         result: list[Tensor | None] = []
         for flat in slot.gradients(part, scale, given):
             result.extend([None] * count if flat is None else slot.slab.shaped(flat))
-        if scale == 0:
+        if scale is None:
             _pass_on(result, given)
         wanted = zip(result, ctx.needs_input_grad[2:], strict=True)
         return (None, None, *(grad if needed else None for grad, needed in wanted))

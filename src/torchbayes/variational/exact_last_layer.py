@@ -19,15 +19,24 @@ weights' prior. All is computed in float64 from ΦᵀΦ, Φᵀt, tᵀt and N, wh
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from torchbayes.core.batch import Inputs, batch_len, slice_batch, split_batch, to_device
+from torchbayes.core.arrays import as_inputs, in_memory, is_array
+from torchbayes.core.batch import (
+    Inputs,
+    batch_len,
+    network_dtype,
+    slice_batch,
+    split_batch,
+    suited,
+)
 from torchbayes.core.last_layer import find_last_layer, weight_names, with_features
 from torchbayes.core.private import private_copy
 from torchbayes.likelihood import GaussianNoise
@@ -118,7 +127,8 @@ class ExactLastLayer:
 
     Args:
         model: The trained network.
-        train_data: A pair of inputs and targets, or a loader of such pairs.
+        train_data: A pair of inputs and targets (tensors, arrays or frames), a dictionary with the targets
+            among them, a data set, or a loader.
         noise_std: Standard deviation of the noise; the most probable one if None.
         prior: Precision of the last layer's weights and bias; the most probable one if None.
         layer: Name of the linear layer that gives the outputs; the last one of the network if None.
@@ -176,7 +186,7 @@ class ExactLastLayer:
         last = twin.get_submodule(self.layer)
         assert isinstance(last, nn.Linear)
         with torch.no_grad():
-            moved = to_device(inputs, last.weight.device)
+            moved = suited(inputs, last.weight.device, network_dtype(twin))
             features, outputs = with_features(twin, self.layer, last, moved)
         features = features.double()
         if self._last.bias is not None:
@@ -207,7 +217,7 @@ class ExactLastLayer:
 
     def predictive(self, inputs: Inputs) -> GaussianPredictive:
         """Return N(m_Nᵀφ, 1/β + φᵀS_Nφ) for a batch of inputs: Eq. (3.58)."""
-        phi, shape = self._features(inputs)
+        phi, shape = self._features(as_inputs(inputs))
         dtype = self._last.weight.dtype
         mean = (phi @ self._mean).reshape(shape).to(dtype)
         variance = (phi @ self._root).square().sum(1, keepdim=True).expand(-1, shape[-1])
@@ -229,11 +239,26 @@ class ExactLastLayer:
 
 
 def _batches(data: Any) -> Iterator[tuple[Inputs, Tensor | None]]:
-    if isinstance(data, (tuple, list)) and len(data) == 2 and isinstance(data[1], Tensor):
-        inputs, targets = data
+    if hasattr(data, "inputs") and hasattr(data, "targets") and not hasattr(data, "__iter__"):
+        data = (data.inputs, data.targets)  # a Split
+    given = None if isinstance(data, (Tensor, str)) or is_array(data) else in_memory(data)
+    if given is not None:
+        inputs, targets, weights = given
+        if weights is not None:
+            raise ValueError(
+                "the training data have weights of the examples, which an exact last layer does not take: "
+                "leave them out, or use torchbayes.Laplace of subset='last_layer'"
+            )
         for start in range(0, batch_len(inputs), _BATCH):
             stop = start + _BATCH
             yield slice_batch(inputs, start, stop), targets[start:stop]
         return
+    if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
+        data = DataLoader(data, _BATCH)
+    if not isinstance(data, Iterable) or isinstance(data, (Tensor, str)) or is_array(data):
+        raise TypeError(
+            f"cannot take a {type(data).__name__} as training data: pass a pair (inputs, targets), a data "
+            "set or a loader"
+        )
     for batch in data:
         yield split_batch(batch)

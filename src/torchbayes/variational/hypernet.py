@@ -11,7 +11,8 @@ networks by hypernetwork, Nonlinear Theory and Its Applications 10(1), 2019.
 | all-in-one, block-wise, layer-wise | `strategy` | section 3.2 |
 
 The loss is the cross-entropy alone: θ has a Gaussian prior (weight decay on W1 and W2), the generated
-weights have none of their own, and there is no KL term. It is MAP on θ with an implicit q(w).
+weights have none of their own, and there is no KL term. It is MAP on θ with an implicit q(w). In memory W2
+is transposed, one hidden unit after the other: what a unit that is off does not need is then in one piece.
 
 Deviations from the paper: the projection of a shortcut is a convolution of its block and is generated
 too; weight decay leaves norm layers' scales and shifts alone, as everywhere in this library.
@@ -33,6 +34,7 @@ from torchbayes.core.parameters import Params, check_types, trainable
 from torchbayes.posterior import Weights
 from torchbayes.posterior.generated import Generated, hidden
 from torchbayes.posterior.latents import Latent, uniform_positive
+from torchbayes.variational.hidden_units import HiddenUnits, fits
 from torchbayes.variational.residual_blocks import (
     default_layers,
     find_blocks,
@@ -79,6 +81,8 @@ class Hypernet(RandomWrapper):
             is part of `state_dict()`.
 
     Attributes:
+        first: W1 of every generated weight, (hidden_dim, latent_dim), as `first.NAME`.
+        second: W2 of every generated weight, (hidden_dim, *its shape), as `second.NAME`.
         generated: Names of the generated weights.
         blocks: Names of the residual blocks.
         groups: Name of the latent of every generated weight.
@@ -137,13 +141,21 @@ class Hypernet(RandomWrapper):
         w1 = {
             n: _uniform(w, (hidden_dim, latent_dim), inner, generator) for n, w in weights.items()
         }
-        w2 = {n: _uniform(w, (*w.shape, hidden_dim), outer, generator) for n, w in weights.items()}
+        w2 = {
+            n: _uniform(w, (*w.shape, hidden_dim), outer, generator).movedim(-1, 0).contiguous()
+            for n, w in weights.items()
+        }
         super().__init__(model, weights, generator, first=tree(w1), second=tree(w2))
         self.blocks, self.generated = found, names
         self.strategy, self.latent, self.latent_dim = strategy, latent, latent_dim
         self.groups = latent_groups(names, found, strategy)
         self.in_place = False
         self.drawn: dict[str, tuple[Tensor, Tensor]] = {}
+        # By the names of the large W2 that `HypernetSGD` trains.
+        self.units: dict[str, HiddenUnits] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"units": {}}
 
     def _triples(self) -> list[tuple[str, Tensor, Tensor, Tensor]]:
         """Return name, the network's own parameter, W1 and W2 of every generated weight."""
@@ -167,7 +179,7 @@ class Hypernet(RandomWrapper):
         # In full precision: autocast rounds the weights where the network uses them.
         with no_autocast(triples[0][2].device):
             return {
-                name: torch.matmul(second, hidden(first, latents[self.groups[name]]))
+                name: torch.tensordot(hidden(first, latents[self.groups[name]]), second, dims=1)
                 for name, _, first, second in triples
             }
 
@@ -183,10 +195,12 @@ class Hypernet(RandomWrapper):
             for name, own, first, second in triples:
                 activation = hidden(first, latents[self.groups[name]])
                 self.drawn[name] = (latents[self.groups[name]], activation)
-                if own.is_contiguous():
-                    torch.mv(second.view(-1, len(activation)), activation, out=own.view(-1))
+                if name in self.units and fits(second):
+                    self.units[name].draw(second, activation, own)
+                elif own.is_contiguous():
+                    torch.mv(second.flatten(1).t(), activation, out=own.view(-1))
                 else:
-                    own.copy_(torch.matmul(second, activation))
+                    own.copy_(torch.tensordot(activation, second, dims=1))
 
     @untraced
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -200,6 +214,7 @@ class Hypernet(RandomWrapper):
     def posterior(self) -> Generated:
         """Return a copy of the current posterior, the network's buffers included."""
         _, first, second = (dict(zip(self.generated, p, strict=True)) for p in self._current())
+        second = {name: tensor.movedim(0, -1) for name, tensor in second.items()}
         held, about = self._snapshot()
         others = {n: t for n, t in held.items() if n not in self.groups}
         return Generated(others, first, second, self.groups, self.latent, **about)

@@ -27,7 +27,7 @@ from torchbayes.core.workspace import LARGE, Workspace
 from torchbayes.prior import GaussianPrior, Prior, ScaleMixturePrior
 from torchbayes.variational.flat_weights import Slab
 
-__all__ = ["GaussianKL", "KLTerm", "MixtureKL", "Part", "kl_term"]
+__all__ = ["GaussianKL", "KLTerm", "MixtureKL", "Part", "add_divided", "kl_term", "plus"]
 
 _Number = TypeVar("_Number", float, Tensor)
 
@@ -72,6 +72,27 @@ class Part:
     def number(self, value: float) -> Tensor:
         """Return a number in double precision on the slab's device."""
         return torch.tensor(value, dtype=torch.float64, device=self.slab.device)
+
+
+def plus(
+    x: Tensor, y: Tensor, factor: float | Tensor, times: Tensor | None = None, *, out: Tensor
+) -> Tensor:
+    """Write x + y · factor (· times) to `out`; the factor is a tensor where reading it would be to wait."""
+    if isinstance(factor, Tensor):
+        return torch.addcmul(x, y if times is None else y * times, factor, out=out)
+    if times is None:
+        return torch.add(x, y, alpha=factor, out=out)
+    return torch.addcmul(x, y, times, value=factor, out=out)
+
+
+def add_divided(
+    x: Tensor, factor: float | Tensor, y: Tensor, times: Tensor | None = None
+) -> Tensor:
+    """Add factor (· times) / y to x in place."""
+    above = y.new_ones(()) if times is None else times
+    if isinstance(factor, Tensor):
+        return x.addcdiv_(above * factor.to(y.dtype), y)
+    return x.addcdiv_(above, y, value=factor)
 
 
 def _sum(flat: Tensor) -> Tensor:
@@ -142,20 +163,20 @@ class KLTerm:
         return 0.0, 0.0
 
     def to_sample(
-        self, space: Workspace, part: Part, scale: float, grad: Tensor | None
+        self, space: Workspace, part: Part, scale: float | Tensor, grad: Tensor | None
     ) -> Tensor | None:
         """Add the term's gradient of the drawn weights, times `scale`, to `grad`."""
         return grad
 
     def to_mean(
-        self, space: Workspace, part: Part, scale: float, grad: Tensor | None
+        self, space: Workspace, part: Part, scale: float | Tensor, grad: Tensor | None
     ) -> Tensor | None:
         """Add the term's gradient of μ, except for what passes through the draw, to `grad`."""
         return grad
 
-    def to_std(self, space: Workspace, part: Part, scale: float, grad: Tensor) -> None:
+    def to_std(self, space: Workspace, part: Part, scale: float | Tensor, grad: Tensor) -> None:
         """Add the term's gradient of σ, except for what passes through the draw, to `grad` in place."""
-        grad.addcdiv_(part.std.new_ones(()), part.std, value=-scale)
+        add_divided(grad, -scale, part.std)
 
 
 class GaussianKL(KLTerm):
@@ -173,10 +194,7 @@ class GaussianKL(KLTerm):
 
     def moments(self) -> tuple[float, float] | None:
         """Return the prior's m and δ if they are the same for all weights."""
-        mean, precision = self._prior.mean, self._prior.precision
-        if isinstance(mean, dict) or isinstance(precision, dict):
-            return None
-        return float(mean), float(precision)
+        return self._prior.shared
 
     def _moments_by_weight(self, space: Workspace, slab: Slab) -> list[Tensor]:
         """Return m and δ for each entry of the slab."""
@@ -207,7 +225,7 @@ class GaussianKL(KLTerm):
         return _closed_form(count, quadratic, _log_sum(space, part.std), precision)
 
     def to_mean(
-        self, space: Workspace, part: Part, scale: float, grad: Tensor | None
+        self, space: Workspace, part: Part, scale: float | Tensor, grad: Tensor | None
     ) -> Tensor | None:
         """Add δ (μ−m)."""
         start = part.mean.new_zeros(()) if grad is None else grad
@@ -215,20 +233,20 @@ class GaussianKL(KLTerm):
         if moments is None:
             m, delta = self._moments_by_weight(space, part.slab)
             torch.sub(part.mean, m, out=out)
-            return torch.addcmul(start, out, delta, value=scale, out=out)
+            return plus(start, out, scale, delta, out=out)
         centre, precision = moments
-        torch.add(start, part.mean, alpha=scale * precision, out=out)
+        plus(start, part.mean, scale * precision, out=out)
         return out if centre == 0 else out.sub_(scale * precision * centre)
 
-    def to_std(self, space: Workspace, part: Part, scale: float, grad: Tensor) -> None:
+    def to_std(self, space: Workspace, part: Part, scale: float | Tensor, grad: Tensor) -> None:
         """Add δσ − 1/σ."""
         moments = self.moments()
         if moments is None:
             _, delta = self._moments_by_weight(space, part.slab)
-            grad.addcmul_(part.std, delta, value=scale)
-            grad.addcdiv_((delta > 0).to(grad.dtype), part.std, value=-scale)
+            plus(grad, part.std, scale, delta, out=grad)
+            add_divided(grad, -scale, part.std, (delta > 0).to(grad.dtype))
         else:
-            grad.add_(part.std, alpha=scale * moments[1])
+            plus(grad, part.std, scale * moments[1], out=grad)
             super().to_std(space, part, scale, grad)
 
 
@@ -288,7 +306,7 @@ class MixtureKL(KLTerm):
         return pull, sums
 
     def to_sample(
-        self, space: Workspace, part: Part, scale: float, grad: Tensor | None
+        self, space: Workspace, part: Part, scale: float | Tensor, grad: Tensor | None
     ) -> Tensor | None:
         """Add −∂log p/∂w."""
         assert part.sample is not None
@@ -296,7 +314,7 @@ class MixtureKL(KLTerm):
         out = space.like(pull)  # the pull itself may be needed again
         if grad is None:
             return torch.mul(pull, scale, out=out)
-        return torch.add(grad, pull, alpha=scale, out=out)
+        return plus(grad, pull, scale, out=out)
 
 
 def kl_term(prior: Prior) -> KLTerm:

@@ -8,6 +8,7 @@ J. Harrison, J. Willes and J. Snoek, Variational Bayesian Last Layers, ICLR 2024
 | q(W) = Π_k N(w̄_k, S_k) | `net.posterior()`; w̄ is the layer's own weight and bias | section 3 |
 | Σ | `likelihood.std²`, fixed or learned | section 2.1 |
 | log N(y ∣ w̄ᵀφ, Σ) − ½ φᵀSφ Σ⁻¹ | `gaussian_bound`: E_q[log p(y ∣ x, W)], exactly | Theorem 1 |
+| −s̄ − ½ e^{2v − 2s̄} ((y − w̄ᵀφ)² + φᵀSφ), log std N(s̄, v) | `predicted_noise_bound`, exactly | as Theorem 1 |
 | yᵀW̄φ − LSE_k(w̄_kᵀφ + ½ φᵀS_kφ) | `categorical_bound`: a lower bound on it, by Jensen | Theorem 2 |
 | KL(q(W) ‖ p(W)), log p(θ) | `net.kl()`, `prior` | section 3.1 |
 
@@ -48,7 +49,7 @@ from torchbayes.predict.closed_form import GaussianPredictive
 from torchbayes.predict.results import Predictive, like_predictions
 from torchbayes.prior import GaussianPrior, Prior, as_prior
 
-__all__ = ["VBLL", "categorical_bound", "gaussian_bound", "row_kl"]
+__all__ = ["VBLL", "categorical_bound", "gaussian_bound", "predicted_noise_bound", "row_kl"]
 
 # Above so many numbers a dense covariance costs more than the rest of a small network, so that it is no
 # default; above so many bytes it is refused, because Adam keeps three more tensors of its size.
@@ -74,6 +75,30 @@ def gaussian_bound(mean: Tensor, variance: Tensor, targets: Tensor, noise_std: T
     """
     squares = (targets - mean).square() + variance
     terms = -0.5 * squares / noise_std.square() - noise_std.log() - 0.5 * math.log(2 * math.pi)
+    return terms.flatten(1).sum(1)
+
+
+def predicted_noise_bound(mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
+    """Return E[log N(y ∣ z, e^{2s})] of every example for independent Gaussian z and s, exactly.
+
+    E[e^{−2s}] = exp(2v − 2s̄) for s ~ N(s̄, v), and the outputs of a layer with independent rows are
+    independent.
+
+    Args:
+        mean: The means of z, then those of s, of shape (examples, 2 × targets).
+        variance: Their variances, of the same shape.
+        targets: y, of shape (examples, targets).
+
+    Example:
+        >>> zero = torch.zeros(1, 1)
+        >>> both = torch.tensor([[0.0, 0.0]])   # without variance: log N(0 ∣ 0, 1)
+        >>> round(predicted_noise_bound(both, both, zero).item(), 4)
+        -0.9189
+    """
+    place, log_std = mean.chunk(2, dim=-1)
+    variance, spread = variance.chunk(2, dim=-1)
+    squares = (targets - place).square() + variance
+    terms = -log_std - 0.5 * (2 * (spread - log_std)).exp() * squares - 0.5 * math.log(2 * math.pi)
     return terms.flatten(1).sum(1)
 
 
@@ -139,10 +164,13 @@ def _(likelihood: Categorical, mean: Tensor, variance: Tensor, targets: Tensor) 
 @_bound.register
 def _(likelihood: GaussianNoise, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
     if likelihood.predicted:
-        raise TypeError(
-            "a variational last layer has no bound for noise that the network predicts: use "
-            "GaussianNoise(learned=True) or GaussianNoise(std=…)"
-        )
+        if mean.shape[-1] % 2:
+            raise ValueError(
+                f"predicted noise needs an even number of outputs, half of them log std, but the last layer "
+                f"has {mean.shape[-1]}: give it twice as many outputs as targets"
+            )
+        shape = torch.Size((*mean.shape[:-1], mean.shape[-1] // 2))
+        return predicted_noise_bound(mean, variance, like_predictions(targets, shape).to(mean))
     targets = like_predictions(targets, mean.shape).to(mean)
     return gaussian_bound(mean, variance, targets, likelihood.std.to(mean))
 
@@ -165,7 +193,8 @@ class VBLL(Wrapper):
     Args:
         model: The network, whose weights are shared, not copied.
         likelihood: Meaning of the outputs: `Categorical()`, the default, or `GaussianNoise(…)`. A learned
-            noise level is one of `net.parameters()`.
+            noise level is one of `net.parameters()`; of a predicted one the last layer's posterior has the
+            log std too.
         train_size: Number of training examples.
         prior: Gaussian prior of all weights, those before the last layer too (norm layers have none): a
             `GaussianPrior`, or the precision δ of N(0, 1/δ).
@@ -342,15 +371,15 @@ class VBLL(Wrapper):
     def predictive(
         self, inputs: Inputs, samples: int = 256, generator: torch.Generator | None = None
     ) -> Predictive:
-        """Predict with one pass through the network: a regression exactly, classes from draws of the logits.
+        """Predict with one pass: a regression exactly, classes and predicted noise from draws of the outputs.
 
         Args:
             inputs: A batch of the network's inputs.
-            samples: Draws of the logits; not used in a regression.
+            samples: Draws of the outputs; not used in a regression whose noise is not predicted.
             generator: Source of the draws; torch's global generator if not given.
         """
         mean, variance = private_copy(self).moments(inputs)
-        if isinstance(self.likelihood, GaussianNoise):
+        if isinstance(self.likelihood, GaussianNoise) and not self.likelihood.predicted:
             return GaussianPredictive(mean, variance, self.likelihood.std.detach())
         noise = normal_(mean.new_empty(samples, *mean.shape), generator)
         return self.likelihood.predictive(mean + variance.sqrt() * noise)

@@ -37,6 +37,7 @@ from torchbayes.core.batch import untraced
 from torchbayes.core.declaration import register
 from torchbayes.core.fan_in import fan_ins, least_precision
 from torchbayes.core.parameters import Params
+from torchbayes.core.shards import refuse_sharded
 from torchbayes.core.workspace import Workspace
 from torchbayes.posterior import Gaussian, Weights
 from torchbayes.prior import GaussianPrior, Prior, as_prior
@@ -150,6 +151,11 @@ class MeanField(RandomWrapper):
         params: Params | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
+        refuse_sharded(
+            model.parameters(),
+            f"{type(model).__name__} is sharded (fully_shard), but MeanField needs whole weights: use IVON, "
+            "a sampler or SWAG, or keep the whole model in every process",
+        )
         if init_std is not None and not (init_std > 0 and math.isfinite(init_std)):
             raise ValueError(f"init_std is {init_std:g}: expected a standard deviation above 0")
         if moped is not None and not (moped > 0 and math.isfinite(moped)):

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from torchbayes.core.batch import uncompiled
+from torchbayes.core.device import generator_state
 from torchbayes.core.names import own_weights, unwrapped
 from torchbayes.core.parameters import Params, check_types, norm_parameters, selected, trainable
 from torchbayes.posterior import Weights, Wrapper, held_names, snapshot
@@ -60,7 +61,7 @@ class RandomWrapper(Wrapper):
         """Return the generator's state, for `state_dict()`."""
         if self.generator is None:
             return torch.empty(0, dtype=torch.uint8)
-        return self.generator.get_state()
+        return generator_state(self.generator)
 
     def set_extra_state(self, state: Tensor) -> None:
         """Continue from a generator's state."""

@@ -17,6 +17,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import torchbayes as tb
 from tests.laplace.networks import task
 from tests.processes import processes
+from torchbayes.laplace.outputs import best_constant, factors_of
+from torchbayes.models import lenet5, resnet20
 
 
 def test_dropout_in_training_mode_is_switched_off_with_a_warning() -> None:
@@ -32,6 +34,110 @@ def test_dropout_in_training_mode_is_switched_off_with_a_warning() -> None:
     probs = [la.predictive(own.x, "probit").prediction for la in (first, second)]
     assert torch.equal(*probs)
     assert float(first.log_marginal_likelihood()) == float(second.log_marginal_likelihood())
+
+
+class Sequence(nn.Module):
+    """A network around a layer that takes and gives sequences."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.out = layer, nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        given = (x, x, x) if isinstance(self.layer, nn.MultiheadAttention) else (x,)
+        return self.out(self.layer(*given)[0][:, -1])
+
+
+@pytest.mark.filterwarnings("ignore:the network is not at a maximum")
+@pytest.mark.parametrize("kind", ["LSTM", "MultiheadAttention"])
+def test_dropout_inside_a_layer_in_training_mode(kind: str) -> None:
+    lstm = nn.LSTM(4, 4, 2, dropout=0.3, batch_first=True)
+    attention = nn.MultiheadAttention(4, 2, dropout=0.3, batch_first=True)
+    net = Sequence(lstm if kind == "LSTM" else attention).train()
+    data = torch.randn(20, 3, 4), torch.arange(20) % 2
+    with pytest.warns(UserWarning, match=rf"training mode, in which 'layer' \({kind}\)"):
+        tb.Laplace(net, data, structure="diagonal", check=True)
+
+
+def _images(name: str, size: int, count: int = 500) -> tuple[Tensor, Tensor]:
+    """Return images of a data set if it is there, and otherwise random ones with something in common."""
+    try:
+        data = tb.load_data(name).train
+    except Exception:
+        y = torch.arange(count) % 10
+        return torch.rand(count, size, 28, 28) + 0.1 * y.view(-1, 1, 1, 1), y
+    return data.inputs[:count].float() / 255, data.targets[:count]
+
+
+@pytest.mark.parametrize("kind", ["lenet5", "resnet20", "classes"])
+def test_a_network_that_is_as_good_as_a_constant(kind: str) -> None:
+    """Random layers with small outputs, whose loss hardly depends on the inputs."""
+    torch.manual_seed(0)
+    net: nn.Module
+    if kind == "classes":
+        x, y = torch.randn(1000, 16), torch.randint(1000, (1000,))
+        net = nn.Sequential(nn.Linear(16, 128), nn.ReLU(), nn.Linear(128, 1000))
+    else:
+        x, y = _images("fashion-mnist", 1)
+        net = lenet5(in_channels=1, image_size=28)
+    if kind == "resnet20":
+        x, y = F.pad(x.repeat(1, 3, 1, 1), (2, 2, 2, 2))[:64], y[:64]
+        net = resnet20(batch_norm=False)
+    with pytest.warns(UserWarning, match=r"gradient step|no lower than the .* \(norm of the grad"):
+        tb.Laplace(net.eval(), (x, y), subset="last_layer", curvature="empirical")
+    if kind == "resnet20":
+        return
+    fitted = tb.fit(net, (x, y), epochs=10 if kind == "lenet5" else 40, lr=3e-3, progress=False)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        tb.Laplace(fitted.model.eval(), (x, y), subset="last_layer", curvature="empirical")
+    assert not any("best constant" in str(w.message) for w in caught)
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "y", "weights"),
+    [
+        (tb.Categorical(class_weight=torch.tensor([1.0, 3.0, 0.5])), "labels", None),
+        (tb.Categorical(ignore_index=2), "labels", None),
+        (tb.Categorical(), "labels", "weights"),
+        (tb.Bernoulli(positive_weight=3.0), "bits", "weights"),
+        (tb.Poisson(), "counts", "weights"),
+        (tb.GaussianNoise(0.3), "reals", "weights"),
+        (tb.GaussianNoise(predicted=True), "pairs", "weights"),
+    ],
+)
+def test_the_best_constant_has_the_lowest_loss(
+    likelihood: tb.Likelihood, y: str, weights: str | None
+) -> None:
+    """The minimum over all constants, by autograd and L-BFGS."""
+    torch.manual_seed(0)
+    count = 4000
+    targets = {
+        "labels": torch.multinomial(torch.tensor([0.5, 0.3, 0.2]), count, True),
+        "bits": torch.bernoulli(torch.full((count, 3), 0.2)),
+        "counts": torch.poisson(torch.full((count, 3), 2.0)),
+        "reals": 3 + 2 * torch.randn(count, 3),
+        "pairs": 3 + 2 * torch.randn(count, 2),
+    }[y]
+    own = torch.rand(count) if weights else None
+    outputs = torch.randn(count, 4 if y == "pairs" else 3)
+    given = () if own is None else (own,)
+    factors = factors_of(likelihood, outputs, targets, own)
+    found = best_constant(likelihood, outputs, targets, factors)
+    assert found is not None
+    free = torch.zeros(outputs.shape[1], requires_grad=True)
+    optimizer = torch.optim.LBFGS([free], max_iter=200, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = likelihood.loss(free.expand_as(outputs), targets, *given)
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)  # type: ignore[arg-type]
+    assert likelihood.loss(found, targets, *given).item() == pytest.approx(
+        closure().item(), rel=1e-3
+    )
 
 
 @pytest.mark.parametrize("name", ["linear", "logistic"])
@@ -118,6 +224,24 @@ def test_bad_options(options: dict[str, Any], match: str) -> None:
         task("conv").laplace(**options)
 
 
+@pytest.mark.parametrize(
+    ("layer", "side"), [(nn.Linear(3, 30_000), "outputs"), (nn.Linear(30_000, 2), "inputs")]
+)
+def test_a_layer_that_is_too_large_for_factors(layer: nn.Linear, side: str) -> None:
+    data = torch.randn(4, layer.in_features), torch.arange(4) % 2
+    with pytest.raises(ValueError, match=rf"30,000 × 30,000 for the {side} of 'weight', 3 GB"):
+        tb.Laplace(layer, data, curvature="sampled", check=False)
+    assert tb.Laplace(layer, data, curvature="sampled", structure="diagonal", check=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_refused(dtype: torch.dtype) -> None:
+    own = task("conv")
+    net = copy.deepcopy(own.net).to(dtype)
+    with pytest.raises(ValueError, match=rf"weight '0.weight' is {dtype}.*model.float\(\)"):
+        tb.Laplace(net, (own.x.to(dtype), own.y))
+
+
 def test_kronecker_takes_one_precision_per_tensor() -> None:
     own = task("logistic")
     each = {name: torch.rand_like(p) + 1 for name, p in own.net.named_parameters()}
@@ -130,6 +254,16 @@ def test_kronecker_takes_one_precision_per_tensor() -> None:
         torch.testing.assert_close(std**-2, h[f"squares/{name}"] + each[name], rtol=1e-4, atol=0.0)
 
 
+def test_outputs_that_no_uncertain_weight_reaches() -> None:
+    torch.manual_seed(0)
+    la = tb.Laplace(
+        nn.Linear(3, 2, bias=False), (torch.randn(60, 3), torch.arange(60) % 2), check=False
+    )
+    p = la.predictive(torch.zeros(2, 3), "mc")
+    assert isinstance(p, tb.ClassPredictive)
+    torch.testing.assert_close(p.probs, torch.full((2, 2), 0.5))
+
+
 def test_bad_questions() -> None:
     la, regression = task("conv").laplace(), task("linear").laplace()
     with pytest.raises(ValueError, match=r"link is 'probits'.*did you mean 'probit'"):
@@ -140,6 +274,9 @@ def test_bad_questions() -> None:
         la.predictive(task("conv").x[:0])
     with pytest.raises(ValueError, match="a Categorical likelihood has none"):
         la.log_marginal_likelihood(1.0, 0.1)
+    for noise in (0.0, -1.0):
+        with pytest.raises(ValueError, match=f"noise is {noise:g}: expected a standard deviation"):
+            regression.log_marginal_likelihood(1.0, noise)
     with pytest.raises(ValueError, match="needs held-out data"):
         la.optimize_prior("validation")
     with pytest.raises(ValueError, match="leave validation out"):
@@ -190,8 +327,11 @@ def test_a_stopped_pass_resumes_bit_equal(
     for group, tensors in whole.posterior()._file_tensors().items():
         again = resumed.posterior()._file_tensors()[group]
         assert all(torch.equal(again[name], tensor) for name, tensor in tensors.items())
-    # Finished: the data are looked at for their shapes only.
-    loaded = tb.Laplace(own.net, Stopping(1), folder=tmp_path, **options)
+    # Finished: of the data some are read, for checks and `narrow`, and none is computed with.
+    loaded = tb.Laplace(own.net, Stopping(99), folder=tmp_path, **options)
+    for now, then in zip(loaded._some.joined() or (), whole._some.joined() or (), strict=True):
+        assert now is then is None or torch.equal(now, then)
+    assert resumed._some.joined() is not None
     assert float(loaded.log_marginal_likelihood()) == float(whole.log_marginal_likelihood())
     with pytest.raises(ValueError, match="statistics of another Laplace posterior"):
         tb.Laplace(own.net, Stopping(99), folder=tmp_path, structure=structure, subset="last_layer")
@@ -205,6 +345,23 @@ def test_a_shuffled_loader_cannot_resume(tmp_path: Path, monkeypatch: pytest.Mon
     loader = DataLoader(TensorDataset(own.x, own.y), 8, shuffle=True)
     with pytest.raises(ValueError, match="another order at every pass"):
         tb.Laplace(own.net, loader, folder=tmp_path)
+    # A finished pass needs no order.
+    first, second = (tb.Laplace(own.net, loader, folder=tmp_path / "new") for _ in range(2))
+    assert float(first.log_marginal_likelihood()) == float(second.log_marginal_likelihood())
+
+
+def test_a_finished_pass_is_checked_and_narrowed_too(tmp_path: Path) -> None:
+    y = torch.arange(60) % 2
+    x = torch.randn(60, 2, generator=torch.Generator().manual_seed(0)) + 10 * y.unsqueeze(1)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = nn.Linear(2, 2)
+    for _ in range(2):
+        with pytest.warns(UserWarning, match="the network is not at a maximum"):
+            tb.Laplace(net, (x, y), folder=tmp_path / "fresh")
+    net = tb.fit(net, (x, y), epochs=200, lr=0.1, prior=1e-3, progress=False).model.eval()
+    for _ in range(2):
+        assert tb.Laplace(net, (x, y), prior=1e-3, folder=tmp_path / "fitted").narrow()
 
 
 # Processes.

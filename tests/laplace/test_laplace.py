@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,9 @@ from torch import Tensor, nn
 
 import torchbayes as tb
 from tests.laplace.networks import Task, task
+from torchbayes.experiments.cost import peak_memory
 from torchbayes.posterior.full import flattened
+from torchbayes.predict.closed_form import GaussianPredictive
 
 STRUCTURES = ("diagonal", "kronecker", "full", "low_rank")
 
@@ -450,14 +453,15 @@ def test_odd_modules(structure: str) -> None:
     p = la.predictive(tokens[:4])
     assert isinstance(p, tb.ClassPredictive)
     torch.testing.assert_close(p.probs.sum(1), torch.ones(4))
-    if structure != "diagonal":
-        return
-    # The exact diagonal, by a Jacobian in double precision through autograd alone.
+    # By a Jacobian through autograd alone.
     outputs = net(tokens)
     expected = {n: torch.zeros_like(w) for n, w in la._structure.weights.items()}
     h = class_hessians(net, tokens)
     values, vectors = torch.linalg.eigh(h)
     named = dict(net.named_parameters())
+    if structure == "full":
+        sizes = [named[n].numel() for n in la.names]
+        ggn = torch.zeros(sum(sizes), sum(sizes), dtype=torch.float64)
     for i in range(len(tokens)):
         for c in range(7):
             column = vectors[i, :, c].float() * values[i, c].clamp_min(0).sqrt().float()
@@ -466,6 +470,22 @@ def test_odd_modules(structure: str) -> None:
             )
             for name, g in zip(la.names, gradients, strict=True):
                 expected[name] += g.square()
+            if structure == "full":
+                row = torch.cat([g.flatten() for g in gradients]).double()
+                ggn.addr_(row, row)
+    if structure == "full":
+        torch.testing.assert_close(la._structure.sums["matrix"], ggn, rtol=1e-3, atol=1e-4)
+        return
+    if structure == "kronecker":  # what has no factors: here the tied weight, the norm and others
+        own = {n for n in la.names if f"squares/{n}" in la._structure.sums}
+        assert {"embed.weight", "norm.weight", "norm.bias"} <= own
+        assert "attention.in_proj_weight" not in own
+        expected = {n: value for n, value in expected.items() if n in own}
+        # Attention's inputs are what its factor is of, and are counted once for the three projections.
+        factor = la._structure._inputs["attention.in_proj_weight"]  # type: ignore[attr-defined]
+        x = net.embed(tokens).detach().flatten(0, 1)
+        found = factor.vectors @ torch.diag(factor.values.float()) @ factor.vectors.t()
+        torch.testing.assert_close(found, x.t() @ x / len(x), rtol=1e-4, atol=1e-5)
     for name, value in expected.items():
         squares = la._structure.sums[f"squares/{name}"]
         torch.testing.assert_close(squares, value, rtol=1e-3, atol=1e-5)
@@ -491,6 +511,40 @@ def test_a_thousand_classes_fit_into_little_memory() -> None:
         la.predictive(x[:4], "mc", max_memory=2 << 20)
     with pytest.raises(ValueError, match="21,120 × 21,120"):
         tb.Laplace(net, (x, y), structure="full")
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the peak is known on Linux only")
+@pytest.mark.parametrize("kind", ["draws", "regression", "classes"])
+def test_a_prediction_stays_below_max_memory(kind: str) -> None:
+    torch.manual_seed(0)
+    outputs, count, samples = {
+        "draws": (10, 6000, 1000), "regression": (200, 1200, 1), "classes": (1000, 4, 100)
+    }[kind]  # fmt: skip
+    net, x = nn.Linear(16, outputs), torch.randn(count, 16)
+    y = torch.randn(64, outputs) if kind == "regression" else torch.randint(outputs, (64,))
+    la = tb.Laplace(net, (x[:64] if count > 64 else torch.randn(64, 16), y), check=False)
+    link = None if kind == "regression" else "mc"
+    la.predictive(x[:2], link, samples=2)
+    with peak_memory() as peak:
+        p = la.predictive(x, link, samples=samples, max_memory=64 << 20)
+    assert len(p) == count
+    if peak.bytes is None:
+        pytest.skip("this kernel does not let a process reset its peak")
+    assert peak.bytes < 64 << 20
+    if isinstance(p, GaussianPredictive):  # variances: 1,200 covariances take 190 MB
+        one = la.predictive(x[:2], "mc", samples=4000)
+        assert isinstance(one, tb.RegressionPredictive)
+        # The relative error of a standard deviation from n draws is 1/√(2n); 400 of them are compared.
+        assert bool(((one.epistemic / p.epistemic[:2] - 1).abs() < 5 / math.sqrt(8000)).all())
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the peak is known on Linux only")
+def test_hessians_of_many_classes_are_made_in_pieces() -> None:
+    torch.manual_seed(0)
+    data = torch.randn(64, 8), torch.randint(300, (64,))
+    with peak_memory() as peak:  # 3 × 64 × 300² double numbers take 132 MB
+        tb.Laplace(nn.Linear(8, 300), data, curvature="ggn", structure="diagonal", check=False)
+    assert peak.bytes is None or peak.bytes < 64 << 20
 
 
 def test_tasks_are_trained() -> None:

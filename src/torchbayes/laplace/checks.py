@@ -14,9 +14,10 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from torchbayes.core.batch import map_tensors, slice_batch
 from torchbayes.laplace.network import Network
+from torchbayes.laplace.outputs import best_constant, factors_of
 from torchbayes.likelihood import Likelihood
 
-__all__ = ["Some", "warn_of_training_mode", "warn_of_untrained"]
+__all__ = ["Some", "check_types", "warn_of_training_mode", "warn_of_untrained"]
 
 _EXAMPLES = 256
 # The loss of a trained network cannot fall by so much: by this share, and by so many nats per example.
@@ -38,13 +39,18 @@ class Some:
 
     def add(self, inputs: Any, targets: Tensor, weights: Tensor | None) -> None:
         """Keep some examples of a batch."""
-        if self._count < _EXAMPLES:
+        if not self.full:
             labels = targets[: self._each]
             own = labels.new_ones(len(labels), dtype=torch.get_default_dtype())
             if weights is not None:
                 own, self._weighted = weights[: self._each], True
             self._parts.append((slice_batch(inputs, 0, self._each), labels, own))
             self._count += len(labels)
+
+    @property
+    def full(self) -> bool:
+        """Whether there are enough."""
+        return self._count >= _EXAMPLES
 
     def joined(self) -> tuple[Any, Tensor, Tensor | None] | None:
         """Return inputs, targets and weights, if any; None if they are too few or of many shapes."""
@@ -62,10 +68,22 @@ class Some:
             return None
 
 
+def check_types(weights: Mapping[str, Tensor]) -> None:
+    """Raise a `ValueError` for weights in half precision."""
+    for name, weight in weights.items():
+        if weight.dtype not in (torch.float32, torch.float64):
+            raise ValueError(
+                f"weight {name!r} is {weight.dtype}, in which curvature and eigenvalues are mostly rounding: "
+                "give the network in single precision, model.float()"
+            )
+
+
 def warn_of_training_mode(model: nn.Module) -> None:
     """Warn if a network in training mode would compute something else in evaluation mode."""
     for name, module in model.named_modules():
-        drops = isinstance(module, _DropoutNd) and module.p > 0
+        drops = (isinstance(module, _DropoutNd) and module.p > 0) or (
+            isinstance(module, nn.RNNBase | nn.MultiheadAttention) and module.dropout > 0
+        )
         if module.training and (drops or isinstance(module, _NormBase)):
             warnings.warn(
                 f"the network is in training mode, in which {name!r} ({type(module).__name__}) is random or "
@@ -81,11 +99,14 @@ def warn_of_untrained(
     precision: Mapping[str, Tensor], means: Mapping[str, Tensor], train_size: int, inputs: Any,
     targets: Tensor, weighing: Tensor | None,
 ) -> None:  # fmt: skip
-    """Warn if a gradient step lowers both the loss and the loss with the prior much: at a minimum none does.
+    """Warn if the loss is that of a constant output, or if a gradient step lowers it much.
 
-    Of either, because a network may have been trained without this prior. The step is computed from one half
-    of the examples and judged by the other: at the minimum, the gradient of a few examples is noise, and does
-    not help others.
+    A network that predicts no better than a constant has learned nothing from its inputs; where it has many
+    layers or classes, a single step may help it little.
+
+    At a minimum no step helps. It has to lower both the loss and the loss with the prior, because a network
+    may have been trained without this prior. It is computed from one half of the examples and judged by the
+    other: at the minimum, the gradient of a few examples is noise, and does not help others.
 
     Args:
         network: The network, with its weights of the subset alone requiring a gradient; restored afterwards.
@@ -106,17 +127,41 @@ def warn_of_untrained(
 
     flat = _Prior(weights, {n: 0 * delta for n, delta in precision.items()}, means, train_size)
     own = _Prior(weights, precision, means, train_size)
-    for prior in (flat, own):
-        norm, before, after = _descent(loss, prior)
-        if before - after <= max(_NATS, _SHARE * abs(before)):
-            return
+    found = [_descent(loss, prior) for prior in (flat, own)]
+    norm, before, after = found[-1]
+    if all(b - a > max(_NATS, _SHARE * abs(b)) for _, b, a in found):
+        _warn(f"a gradient step (norm {norm:.3g}) lowers its loss from {before:.3g} to {after:.3g}")
+        return
+    losses = _constant_loss(network, likelihood, inputs, targets, weighing)
+    if losses is not None and losses[0] >= losses[1]:
+        _warn(
+            f"its loss is {losses[0]:.4g}, no lower than the {losses[1]:.4g} of the best constant output "
+            f"(norm of the gradient {found[0][0]:.3g})"
+        )
+
+
+def _warn(reason: str) -> None:
     warnings.warn(
-        f"the network is not at a maximum of the posterior: a gradient step (norm {norm:.3g}) lowers its "
-        f"loss from {before:.3g} to {after:.3g}, and Laplace's Gaussian belongs at the minimum; train the "
-        "network longer, with the prior that you give here",
+        f"the network is not at a maximum of the posterior: {reason}, and Laplace's Gaussian belongs at the "
+        "minimum of the loss; train the network longer, with the prior that you give here",
         UserWarning,
-        stacklevel=3,
+        stacklevel=4,
     )
+
+
+@torch.no_grad()
+def _constant_loss(
+    network: Network, likelihood: Likelihood, inputs: Any, targets: Tensor, weights: Tensor | None
+) -> tuple[float, float] | None:
+    """Return the losses of the network and of the best constant output, if there is a formula for that."""
+    outputs = network(inputs)
+    factors = factors_of(likelihood, outputs, targets, weights)
+    constant = best_constant(likelihood, outputs, targets, factors)
+    if constant is None:
+        return None
+    given = () if weights is None else (weights,)
+    own, other = (float(likelihood.loss(f, targets, *given)) for f in (outputs, constant))
+    return own, other
 
 
 class _Prior:

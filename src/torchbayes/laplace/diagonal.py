@@ -16,15 +16,19 @@ from torchbayes.posterior import Gaussian, Weights
 __all__ = ["Diagonal", "diagonal_rows"]
 
 
-def diagonal_rows(record: Record, std: Tensor, start: int, stop: int) -> Tensor:
+def diagonal_rows(
+    solved: Solved, name: str, record: Record, std: Tensor, start: int, stop: int
+) -> Tensor:
     """Return rows with the inner products J diag(std²) Jᵀ of one weight.
 
     A linear map of one position has J = g xᵀ, and Σᵢⱼ gᵢ g'ᵢ xⱼ² stdᵢⱼ² is an inner product of vectors of the
     size of g.
     """
     if isinstance(record, LinearRecord) and record.x.shape[1] == 1:
-        x, g = record.x[start:stop, 0], record.g[start:stop, 0]
-        return g * (x.square() @ std.square().t()).sqrt_()
+        spread = solved.side(
+            name, record, start, stop, lambda x: (x.square() @ std.square().t()).sqrt_()
+        )
+        return record.g[start:stop, 0] * spread
     return record.per_example(start, stop).mul_(std).flatten(1)
 
 
@@ -64,6 +68,7 @@ class Diagonal(Structure):
 
 class _Solved(Solved):
     def __init__(self, std: Weights) -> None:
+        super().__init__()
         self.std = std
 
     def rows(
@@ -71,7 +76,11 @@ class _Solved(Solved):
     ) -> Iterator[Tensor | None]:
         for name in names:
             record = records.get(name)
-            yield None if record is None else diagonal_rows(record, self.std[name], start, stop)
+            yield (
+                None
+                if record is None
+                else diagonal_rows(self, name, record, self.std[name], start, stop)
+            )
 
     def posterior(self, mean: Weights, **about: Any) -> Gaussian:
         return Gaussian(mean, self.std, **about)

@@ -80,6 +80,7 @@ class Full(Structure):
 
 class _Solved(Solved):
     def __init__(self, weights: Weights, root: Tensor) -> None:
+        super().__init__()
         self.weights, self.root = weights, root
 
     def rows(

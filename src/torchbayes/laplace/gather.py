@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 from torchbayes.core import distributed
 from torchbayes.core.arrays import in_memory, is_array
 from torchbayes.core.batch import as_labels, batch_len, batch_weights, slice_batch, split_batch
+from torchbayes.core.device import generator_state
 from torchbayes.core.storage import PosteriorFileError, read_tensors, write_tensors
 from torchbayes.curvature import Tape
 from torchbayes.laplace.checks import Some
@@ -23,12 +24,14 @@ from torchbayes.laplace.kronecker import Kronecker
 from torchbayes.laplace.network import Network
 from torchbayes.laplace.outputs import Observed, columns, factors_of
 from torchbayes.laplace.structure import Structure, record_size
+from torchbayes.likelihood import Categorical, Likelihood
 from torchbayes.posterior.partial import digest_of_rest
 
 __all__ = ["Batches", "Checkpoint", "gather"]
 
 _KIND = "laplace-statistics"
-# Inputs and gradients of the layers that a piece of a batch holds. Larger ones leave the cache.
+# Inputs and gradients of the layers that a piece of a batch holds. Larger ones take memory, smaller ones
+# time: every column is a call of every layer.
 _PIECE = 12 << 20
 CHECKPOINT_SECONDS = 30.0
 """Time between two files of a pass."""
@@ -216,20 +219,25 @@ class Checkpoint:
             "biases": structure.biases if isinstance(structure, Kronecker) else {},
         }  # fmt: skip
         write_tensors(
-            self.path, structure.sums | {"generator": generator.get_state()}, kind=_KIND,
+            self.path, structure.sums | {"generator": generator_state(generator)}, kind=_KIND,
             model_name=self._model_name, settings=self._settings | about,
         )  # fmt: skip
         self._saved = time.monotonic()
 
 
-def _piece_size(network: Network, tape: Tape, inputs: Any) -> int:
-    """Return the number of examples whose records have about `_PIECE` bytes."""
+def _piece_size(
+    network: Network, tape: Tape, inputs: Any, kind: str, likelihood: Likelihood
+) -> int:
+    """Return the number of examples whose records and Hessians have about `_PIECE` bytes."""
     with tape.block():
         outputs = network(slice_batch(inputs, 0, 1))
         with torch._C.DisableTorchFunction():
             records = tape.backward(outputs, torch.ones_like(outputs))
     count = sum(sum(record_size(record)) for record in records.values())
-    return max(1, int(_PIECE // max(1, count * outputs.element_size())))
+    size = count * outputs.element_size()
+    if kind == "ggn" and isinstance(likelihood, Categorical):
+        size += 3 * 8 * outputs.shape[1] ** 2  # in double precision, with eigenvectors and a copy
+    return max(1, int(_PIECE // max(1, size)))
 
 
 @torch.no_grad()
@@ -264,36 +272,44 @@ def gather(
     """
     device = network.device
     start, finished = checkpoint.load(structure, observed, generator)
-    if start and batches.shuffled:
+    if start and not finished and batches.shuffled:
         raise ValueError(
             "the data loader gives another order at every pass, so that this one cannot be resumed: give a "
             "loader without shuffling, or delete the folder's file"
         )
+    tape = Tape(network.model, structure.weights)
+    index, size = start - 1, 0
+    for index, inputs, targets, weights in batches.each(0):
+        known = finished or index < start
+        if known and some.full:
+            if finished:
+                break
+            continue
+        inputs, targets = network.suited(inputs), targets.to(device)
+        weights = None if weights is None else weights.to(device)
+        some.add(inputs, targets, weights)
+        if known:
+            continue
+        size = size or _piece_size(network, tape, inputs, kind, observed.likelihood)
+        for first in range(0, len(targets), size):
+            piece = slice_batch(inputs, first, first + size)
+            labels = targets[first : first + size]
+            own = None if weights is None else weights[first : first + size]
+            with tape.block():
+                outputs = network(piece)
+                fixed = outputs.detach()
+                factors = factors_of(observed.likelihood, fixed, labels, own)
+                observed.add(fixed, labels, own, factors)
+                made = columns(
+                    kind, observed.likelihood, fixed, labels, generator, samples, factors
+                )
+                each = None if factors is None else factors.reshape(len(fixed), -1).mean(1)
+                with torch._C.DisableTorchFunction():
+                    for place, column in enumerate(made):
+                        _add(structure, tape, outputs, column, place == 0, each)
+            del outputs  # its graph, before the next piece makes another
+        checkpoint.save(structure, observed, generator, index + 1, False)
     if not finished:
-        tape = Tape(network.model, structure.weights)
-        index, size = start - 1, 0
-        for index, inputs, targets, weights in batches.each(start):
-            inputs, targets = network.suited(inputs), targets.to(device)
-            weights = None if weights is None else weights.to(device)
-            some.add(inputs, targets, weights)
-            size = size or _piece_size(network, tape, inputs)
-            for first in range(0, len(targets), size):
-                piece = slice_batch(inputs, first, first + size)
-                labels = targets[first : first + size]
-                own = None if weights is None else weights[first : first + size]
-                with tape.block():
-                    outputs = network(piece)
-                    fixed = outputs.detach()
-                    factors = factors_of(observed.likelihood, fixed, labels, own)
-                    observed.add(fixed, labels, own, factors)
-                    made = columns(
-                        kind, observed.likelihood, fixed, labels, generator, samples, factors
-                    )
-                    each = None if factors is None else factors.reshape(len(fixed), -1).mean(1)
-                    with torch._C.DisableTorchFunction():
-                        for place, column in enumerate(made):
-                            _add(structure, tape, outputs, column, place == 0, each)
-            checkpoint.save(structure, observed, generator, index + 1, False)
         checkpoint.save(structure, observed, generator, index + 1, True)
     if distributed.any_of([observed.examples == 0])[0]:
         raise ValueError(

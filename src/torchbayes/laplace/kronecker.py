@@ -6,7 +6,7 @@ form of E. Daxberger et al., Laplace Redux, NeurIPS 2021, whose conventions thes
 | symbol | here |
 | --- | --- |
 | B = Σₙ Σ_c Σₜ g gᵀ, g the gradient at an output of the layer for column c and position t | `outputs/…` |
-| A = (1/NT) Σₙ Σₜ a aᵀ, a an input of the layer; a weighted mean | `inputs/…` divided by `rows/…` |
+| A = (1/NT) Σₙ Σₜ a aᵀ, a an input of the layer; a weighted mean | `inputs/…` or `shifts/…`, over `rows/…` |
 | the weight's curvature, B ⊗ A = (U_B ⊗ U_A)(λ_B ⊗ λ_A)(U_B ⊗ U_A)ᵀ | |
 | the bias's curvature, B | |
 
@@ -30,6 +30,12 @@ from torchbayes.curvature.accumulate import CHUNK, Record, VectorRecord
 from torchbayes.curvature.conv import ConvRecord
 from torchbayes.curvature.linear import LinearRecord
 from torchbayes.laplace.diagonal import diagonal_rows
+from torchbayes.laplace.shifts import (
+    PRODUCTS,
+    add_products_of_shifts,
+    is_plain,
+    patch_products,
+)
 from torchbayes.laplace.structure import Precision, Records, Solved, Structure
 from torchbayes.posterior import KroneckerGaussian, Weights
 
@@ -44,6 +50,8 @@ _DOUBLE_UP_TO = 128
 # From this size on LAPACK is called through SciPy, which puts the eigenvectors where the matrix was: torch
 # copies it first.
 _LARGE = 1024
+# Entries of a side of a factor: the matrix takes 1.5 GB, and its eigenvalues many minutes.
+_FACTOR_UP_TO = 20_000
 
 
 def _factored(record: Record) -> bool:
@@ -51,6 +59,16 @@ def _factored(record: Record) -> bool:
     if isinstance(record, ConvRecord):
         return record.geometry.groups == 1 and not record.swapped
     return isinstance(record, LinearRecord)
+
+
+def _check_size(name: str, weight: Tensor) -> None:
+    for side, size in (("outputs", len(weight)), ("inputs", weight[0].numel())):
+        if size > _FACTOR_UP_TO:
+            raise ValueError(
+                f"structure='kronecker' has a matrix of {size:,} × {size:,} for the {side} of {name!r}, "
+                f"{4 * size**2 / 2**30:,.0f} GB, but takes up to {_FACTOR_UP_TO:,}: use "
+                "structure='diagonal', or a subset without this weight"
+            )
 
 
 def _add_inputs(record: Record, total: Tensor, weights: Tensor | None) -> float:
@@ -137,33 +155,51 @@ class Kronecker(Structure):
         super().__init__(weights)
         self.biases: dict[str, str] = {}
         """The weight beside which each bias is used."""
+        self._names = {id(weight): name for name, weight in weights.items()}
         self._outputs: dict[str, _Factor] = {}
         self._inputs: dict[str, _Factor] = {}
 
     def add(self, records: Records, first: bool, weights: Tensor | None = None) -> None:
         """Add the outputs' factors and squares; at the first column the inputs' factors too."""
-        names = {id(weight): name for name, weight in self.weights.items()}
         for name, record in records.items():
             weight = self.weights[name]
             if _factored(record) and f"squares/{name}" not in self.sums:
-                size = weight[0].numel()
+                _check_size(name, weight)
                 _add_outputs(record, self._sum(f"outputs/{name}", (len(weight),) * 2, weight))
                 if first:
-                    inputs = self._sum(f"inputs/{name}", (size, size), weight)
-                    rows = _add_inputs(record, inputs, weights)
-                    if f"rows/{name}" not in self.sums:  # a tensor, for `reduce`
-                        self.sums[f"rows/{name}"] = inputs.new_zeros((), dtype=torch.float64)
-                    self.sums[f"rows/{name}"] += rows
+                    self._add_inputs(name, record, weights)
                 continue
-            beside = names.get(id(record.beside)) if isinstance(record, VectorRecord) else None
+            beside = (
+                self._names.get(id(record.beside)) if isinstance(record, VectorRecord) else None
+            )
             if beside is not None and f"outputs/{beside}" in self.sums:  # its record came before
                 self.biases[name] = beside
             else:
                 record.write_to(self._sum(f"squares/{name}", weight.shape, weight), False)
 
+    def _add_inputs(self, name: str, record: Record, weights: Tensor | None) -> None:
+        weight = self.weights[name]
+        if isinstance(record, ConvRecord) and is_plain(record):
+            x = record.x
+            if weights is not None:
+                x = x * weights.sqrt().to(x).reshape(-1, 1, 1, 1)
+            sums = self._sum(f"shifts/{name}", (PRODUCTS, x.shape[1], x.shape[1]), weight)
+            add_products_of_shifts(x, sums, record.scratch)
+            count = record.examples if weights is None else float(weights.sum())
+            rows = count * x[0, 0].numel()
+        else:
+            sums = self._sum(f"inputs/{name}", (weight[0].numel(),) * 2, weight)
+            rows = _add_inputs(record, sums, weights)
+        if f"rows/{name}" not in self.sums:  # a tensor, for `reduce`
+            self.sums[f"rows/{name}"] = sums.new_zeros((), dtype=torch.float64)
+        self.sums[f"rows/{name}"] += rows
+
     def finish(self) -> None:
         """Compute the factors' eigenvalues, which take their place; weights that took no part have zeros."""
         for name, weight in self.weights.items():
+            if f"shifts/{name}" in self.sums:
+                inputs = self._sum(f"inputs/{name}", (weight[0].numel(),) * 2, weight)
+                inputs += patch_products(self.sums.pop(f"shifts/{name}"))
             if f"inputs/{name}" in self.sums:
                 rows = float(self.sums.pop(f"rows/{name}"))
                 self._inputs[name] = _Factor.of(self.sums.pop(f"inputs/{name}").div_(rows))
@@ -202,10 +238,19 @@ class Kronecker(Structure):
         return _Solved(self._outputs, self._inputs, scales)
 
 
+def _product(gradients: Tensor, vectors: Tensor) -> Tensor:
+    """Return gradients @ vectors; at the layer that gives the outputs few columns are not 0."""
+    used = gradients.any(0).nonzero().squeeze(1)
+    if 2 * len(used) > len(vectors):
+        return gradients @ vectors
+    return gradients[:, used] @ vectors[used]
+
+
 class _Solved(Solved):
     def __init__(
         self, outputs: dict[str, _Factor], inputs: dict[str, _Factor], scales: Weights
     ) -> None:
+        super().__init__()
         self.outputs, self.inputs, self.scales = outputs, inputs, scales
         self.squares = {n: scales[n].square() for n in outputs if len(inputs[n].values) > 1}
 
@@ -219,7 +264,7 @@ class _Solved(Solved):
             elif name in self.outputs:
                 yield self._layer_rows(name, record, start, stop)
             else:
-                yield diagonal_rows(record, self.scales[name], start, stop)
+                yield diagonal_rows(self, name, record, self.scales[name], start, stop)
 
     def _layer_rows(self, name: str, record: Record, start: int, stop: int) -> Tensor:
         """Rotate the gradients into the basis, where the covariance is diagonal."""
@@ -227,12 +272,14 @@ class _Solved(Solved):
             self.outputs[name].vectors, self.inputs[name].vectors, self.scales[name]
         )  # fmt: skip
         if isinstance(record, VectorRecord):  # a bias
-            return (record.gradients[start:stop].flatten(1) @ left) * scale[:, 0]
+            return _product(record.gradients[start:stop].flatten(1), left) * scale[:, 0]
         if isinstance(record, LinearRecord) and record.x.shape[1] == 1:
-            x, g = record.x[start:stop, 0] @ right, record.g[start:stop, 0] @ left
             square = self.squares.get(name)
             square = scale.square() if square is None else square
-            return g * (x.square() @ square.t()).sqrt_()
+            spread = self.side(
+                name, record, start, stop, lambda x: ((x @ right).square() @ square.t()).sqrt_()
+            )
+            return _product(record.g[start:stop, 0], left) * spread
         matrix = record.per_example(start, stop).flatten(2)
         return (left.t() @ matrix @ right).mul_(scale).flatten(1)
 

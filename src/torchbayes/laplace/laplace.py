@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torchbayes.core.batch import slice_batch
 from torchbayes.core.names import named_parameters, named_weights, unwrapped
 from torchbayes.core.outputs import Output
+from torchbayes.core.shards import refuse_sharded
 from torchbayes.laplace.arguments import (
     CURVATURES,
     STRUCTURES,
@@ -34,13 +35,14 @@ from torchbayes.laplace.arguments import (
     prior_terms,
     structure_for,
 )
-from torchbayes.laplace.checks import Some, warn_of_training_mode, warn_of_untrained
+from torchbayes.laplace.checks import Some, check_types, warn_of_training_mode, warn_of_untrained
 from torchbayes.laplace.evidence import log_evidence, maximise, scan
 from torchbayes.laplace.gather import Batches, Checkpoint, gather
 from torchbayes.laplace.linearised import Moments, moments
 from torchbayes.laplace.links import bridge, draw_outputs, probit
 from torchbayes.laplace.network import Network
 from torchbayes.laplace.outputs import EXACT_UP_TO, Observed, noise_of
+from torchbayes.laplace.reach import narrowed
 from torchbayes.laplace.structure import Solved
 from torchbayes.laplace.subset import Subset, subset_names
 from torchbayes.likelihood import (
@@ -97,9 +99,10 @@ class Laplace:
     Example:
         >>> import torch, torchbayes as tb
         >>> x = torch.linspace(-1, 1, 50).unsqueeze(1)
+        >>> noise = tb.GaussianNoise(0.1)
         >>> net = torch.nn.Linear(1, 1)
-        >>> net = tb.fit(net, (x, 2 * x), epochs=300, lr=0.05, progress=False).model
-        >>> la = tb.Laplace(net.eval(), (x, 2 * x), likelihood=tb.GaussianNoise(0.1), structure="full")
+        >>> net = tb.fit(net, (x, 2 * x), likelihood=noise, epochs=300, lr=0.05, progress=False).model
+        >>> la = tb.Laplace(net.eval(), (x, 2 * x), likelihood=noise, structure="full")
         >>> p = la.predictive(torch.tensor([[0.0], [10.0]]))
         >>> bool(p.epistemic[1] > 5 * p.epistemic[0])   # far from the data
         True
@@ -119,6 +122,11 @@ class Laplace:
             if value < 1:
                 raise ValueError(f"{what} is {value}: expected a whole number of at least 1")
         network = unwrapped(model.model if isinstance(model, Wrapper) else model)
+        refuse_sharded(
+            network.parameters(),
+            f"{type(network).__name__} is sharded (fully_shard), but Laplace needs whole weights: load its "
+            "state dict into a network that is not sharded, and give that",
+        )
         if check:
             warn_of_training_mode(network)
         batches = Batches(train_data, batch_size)
@@ -132,6 +140,7 @@ class Laplace:
         for name, p in parameters.items():
             p.requires_grad_(name in self.names)
         weights: Weights = {name: parameters[name] for name in self.names}
+        check_types(weights)
         with torch.no_grad():
             outputs = self._network(inputs)
         self.likelihood = likelihood_for(likelihood, outputs, targets, given).to(self._device)
@@ -151,7 +160,7 @@ class Laplace:
             "structure": structure, "curvature": self.curvature, "names": self.names,
             "samples": samples, "likelihood": type(self.likelihood).__name__,
         }  # fmt: skip
-        some = Some(len(batches) or None)
+        self._some = some = Some(len(batches) or None)
         gather(
             self._network, self._structure, self._observed, batches, self.curvature, generator, samples,
             Checkpoint(folder, self.model, settings), some,
@@ -262,6 +271,10 @@ class Laplace:
                     "size: leave it out"
                 )
             level = torch.as_tensor(noise, dtype=torch.float64)
+            if not 0 < float(level.detach()) < math.inf:
+                raise ValueError(
+                    f"noise is {float(level.detach()):g}: expected a standard deviation above 0"
+                )
         return log_evidence(self._structure, self._observed, precision, means, level)
 
     def optimize_prior(
@@ -309,6 +322,34 @@ class Laplace:
             self.noise = found[1]
         return self.prior
 
+    def narrow(self) -> bool:
+        """Raise the prior's precision until predictions by draws fit the training data as the network does.
+
+        Where the approximation holds, averaging over draws costs next to nothing on the training data. It
+        costs much where the posterior is too wide for it: mostly where the network fits its data
+        perfectly, so that there is no curvature left. The precision is then doubled until the cost is at
+        most 0.01 nats an example, and with labels at most a tenth of the network's own loss, on a few
+        hundred training examples. It is not the evidence's choice any more, and the posterior is narrower
+        than Bayes' rule makes it.
+
+        Returns:
+            Whether the precision was raised.
+
+        Example:
+            >>> import torch, torchbayes as tb
+            >>> y = torch.arange(60) % 2
+            >>> x = torch.randn(60, 2) + 10 * y.unsqueeze(1)  # far apart: a network fits them perfectly
+            >>> net = torch.nn.Linear(2, 2)
+            >>> net = tb.fit(net, (x, y), epochs=200, lr=0.1, prior=1e-3, progress=False).model
+            >>> la = tb.Laplace(net.eval(), (x, y), prior=1e-3)
+            >>> la.narrow()
+            True
+        """
+        kept = self._some.joined()
+        if kept is None or not self.prior.scalar:
+            return False  # too few examples to tell, or a prior that is not one number
+        return narrowed(self, kept[0], kept[1])
+
     def _evidence_of(self, delta: Tensor, noise: Tensor | None = None) -> Tensor:
         return self.log_marginal_likelihood(delta, noise)
 
@@ -344,10 +385,12 @@ class Laplace:
             link: From the Gaussian over logits to probabilities: `"probit"`, `"bridge"` or `"mc"` (see
                 `torchbayes.laplace.links`). If None, `"mc"` for up to 32 classes and `"probit"` for more,
                 which needs no covariance of the outputs but ignores that logits move together. Gaussian
-                noise of one size has a closed form; other likelihoods take `"mc"`.
+                noise of one size has a closed form, with the outputs' covariance for up to 32 outputs and
+                with their variances for more; other likelihoods take `"mc"`.
             samples: Draws of the outputs for `"mc"`.
             generator: Source of these draws.
-            max_memory: Limit in bytes on what is held at a time, checked before it starts.
+            max_memory: Limit in bytes on what is held at a time besides the result, checked before it
+                starts.
 
         Example:
             >>> import torch, torchbayes as tb
@@ -361,6 +404,7 @@ class Laplace:
         """
         classes = isinstance(self.likelihood, Categorical)
         closed = noise_of(self.likelihood) is not None
+        many = self._outputs > EXACT_UP_TO
         if link is not None:
             one_of("link", link, _LINKS)
             if not classes and link != "mc":
@@ -369,16 +413,25 @@ class Laplace:
                     "leave link out"
                 )
         elif not closed:
-            link = "probit" if classes and self._outputs > EXACT_UP_TO else "mc"
+            link = "probit" if classes and many else "mc"
         if link == "mc" and samples < 1:
             raise ValueError(f"samples is {samples}: expected at least 1 draw")
         what = {"probit": "variance", "bridge": "row_sums"}.get(link or "", "covariance")
+        if link is None and many:
+            what = "variance"
+        draws = samples if link == "mc" else 0
         parts: list[Predictive] = []
         network = self._network.private()  # hooks are set on it, and threads may share this object
         for batch in input_batches(inputs):
             batch = network.suited(batch)
-            for part in moments(network, self._structure, self._solved, batch, what, max_memory):
+            for part in moments(
+                network, self._structure, self._solved, batch, what, max_memory, draws
+            ):
                 parts.append(self._linked(part, link, samples, generator))
+                # Many small results between large temporary tensors would keep the memory of those from
+                # being used again.
+                while len(parts) > 1 and len(parts[-2]) <= len(parts[-1]):
+                    parts[-2:] = [type(parts[0]).cat(parts[-2:])]
         if not parts:
             raise ValueError("there is nothing to predict: the inputs have no examples")
         return type(parts[0]).cat(parts)
@@ -397,12 +450,13 @@ class Laplace:
         if link == "bridge":
             assert part.row_sums is not None
             return bridge(part.mean, part.variance, part.row_sums)
-        assert part.covariance is not None
         if link == "mc":
+            assert part.covariance is not None
             drawn = draw_outputs(part.mean, part.covariance, samples, generator)
             return self.likelihood.predictive(drawn)
         assert self.noise is not None
-        return GaussianPredictive(part.mean, part.covariance, self.noise.to(part.mean))
+        spread = part.variance.view_as(part.mean) if part.covariance is None else part.covariance
+        return GaussianPredictive(part.mean, spread, self.noise.to(part.mean))
 
     def __repr__(self) -> str:
         count = sum(w.numel() for w in self._structure.weights.values())

@@ -26,6 +26,9 @@ __all__ = ["Moments", "moments"]
 
 # More at a time than this leaves the cache and takes longer.
 _CACHED = 32 << 20
+# Tensors of the size of the draws: noise, its products, the draws, their probabilities and entropies; and
+# gaps between them.
+_DRAWN = 8
 
 
 @dataclass
@@ -46,8 +49,9 @@ class Moments:
 
 
 def moments(
-    network: Network, structure: Structure, solved: Solved, inputs: Any, what: str, max_memory: int
-) -> Iterator[Moments]:
+    network: Network, structure: Structure, solved: Solved, inputs: Any, what: str, max_memory: int,
+    draws: int = 0,
+) -> Iterator[Moments]:  # fmt: skip
     """Yield the Gaussians over the outputs, for as many examples at a time as fit into memory.
 
     Args:
@@ -57,6 +61,7 @@ def moments(
         inputs: Inputs of the network.
         what: `"variance"`, `"row_sums"` or `"covariance"`.
         max_memory: Limit in bytes.
+        draws: How many draws of the outputs the caller makes of a `"covariance"`.
 
     Raises:
         ValueError: If one example needs more than that.
@@ -66,18 +71,20 @@ def moments(
         raise ValueError("there is nothing to predict: the inputs have no examples")
     own = named_parameters(network.model)
     tape = Tape(network.model, {name: own[name] for name in structure.weights})
-    together, at_once = _measure(network, tape, structure, inputs, what, max_memory)
+    together, at_once = _measure(network, tape, structure, inputs, what, max_memory, draws)
     for start in range(0, count, together):
         part = slice_batch(inputs, start, min(start + together, count))
         with tape.block():
             outputs = network(part)
             with torch._C.DisableTorchFunction():
-                yield _moments(tape, outputs, list(structure.weights), solved, what, at_once)
+                found = _moments(tape, outputs, list(structure.weights), solved, what, at_once)
+        solved.forget()
+        yield found
 
 
 def _measure(
-    network: Network, tape: Tape, structure: Structure, inputs: Any, what: str, max_memory: int
-) -> tuple[int, int]:
+    network: Network, tape: Tape, structure: Structure, inputs: Any, what: str, max_memory: int, draws: int,
+) -> tuple[int, int]:  # fmt: skip
     """Return how many examples to run together, and how many of them to make rows of at once."""
     with tape.block():
         outputs = network(slice_batch(inputs, 0, 1))
@@ -90,12 +97,19 @@ def _measure(
     # A forward pass keeps about as much as the layers' inputs and outputs.
     graph = each * (2 * shared + own * (1 + held) + held * outputs_count)
     rows = each * held * structure.row_size(records)
+    if what == "covariance":
+        rows += each * outputs_count**2  # a weight's part of it
+    if draws:
+        # The covariance with a larger diagonal and its root; noise, draws and what a link makes of them.
+        graph += each * outputs_count * (2 * outputs_count + _DRAWN * draws)
     budget = max_memory // 2
     if graph > budget or rows > budget:
+        fewer = ", take fewer samples" if draws else ""
         raise ValueError(
             f"the {what.replace('_', ' ')} of {outputs_count:,} outputs takes "
             f"{max(graph, rows) * 2 / 2**20:,.0f} MB for one example, but max_memory is "
-            f"{max_memory / 2**20:,.0f} MB: give more, use link='probit', or a Laplace of subset='last_layer'"
+            f"{max_memory / 2**20:,.0f} MB: give more{fewer}, use link='probit', or a Laplace of "
+            "subset='last_layer'"
         )
     work = min(budget, _CACHED)
     return max(1, work // graph), max(1, work // rows)

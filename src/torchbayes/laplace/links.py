@@ -79,10 +79,14 @@ def draw_outputs(
         generator: Source of the draws.
     """
     flat = outputs.flatten(1)
-    scale = covariance.diagonal(dim1=1, dim2=2).mean(1).clamp_min(torch.finfo(flat.dtype).tiny)
-    # Rounding makes a covariance of low rank indefinite: raise its diagonal by as much as rounding may take.
+    scale = covariance.diagonal(dim1=1, dim2=2).mean(1)
+    # Rounding makes a covariance of low rank indefinite: raise its diagonal by as much as rounding may take,
+    # and one of 0, where no uncertain weight matters, by something.
     jitter = 10 * flat.shape[1] * torch.finfo(flat.dtype).eps * scale
-    root = torch.linalg.cholesky(covariance + torch.diag_embed(jitter.unsqueeze(1).expand_as(flat)))
+    jitter = jitter.clamp_min(torch.finfo(flat.dtype).tiny)
+    raised = covariance.clone()
+    raised.diagonal(dim1=1, dim2=2).add_(jitter.unsqueeze(1))
+    root = torch.linalg.cholesky(raised)
     noise = normal_(flat.new_empty(samples, *flat.shape), generator)
     drawn = flat + torch.einsum("nij,snj->sni", root, noise)
     return drawn.view(samples, *outputs.shape)

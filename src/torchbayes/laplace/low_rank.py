@@ -100,6 +100,7 @@ class _Solved(Solved):
     def __init__(
         self, weights: Weights, std: Tensor, directions: Tensor, shrinkage: Tensor
     ) -> None:
+        super().__init__()
         self.weights, self.std = weights, std.to(directions.device)
         self.directions, self.shrinkage = directions, shrinkage
 

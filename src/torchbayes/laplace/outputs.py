@@ -30,6 +30,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from torchbayes.core.device import forked_random_numbers
 from torchbayes.likelihood import (
     Bernoulli,
     Categorical,
@@ -44,6 +45,7 @@ from torchbayes.predict.results import like_predictions
 __all__ = [
     "EXACT_UP_TO",
     "Observed",
+    "best_constant",
     "columns",
     "draws_labels",
     "factors_of",
@@ -204,9 +206,10 @@ def _draw(likelihood: Likelihood, outputs: Tensor, generator: torch.Generator) -
     if isinstance(likelihood, Bernoulli):
         return torch.bernoulli(outputs.sigmoid(), generator=generator)
     assert isinstance(likelihood, Observation)
-    with torch.random.fork_rng():
+    with forked_random_numbers():
         # torch's distributions draw from the global generator only.
-        torch.manual_seed(int(torch.randint(2**62, (), generator=generator)))
+        seed = torch.randint(2**62, (), generator=generator, device=generator.device)
+        torch.manual_seed(int(seed))
         return likelihood.distribution(outputs).sample()
 
 
@@ -218,6 +221,49 @@ def _gradient(likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> Tenso
     (gradient,) = torch.autograd.grad(loss, leaf)
     noise = noise_of(likelihood)
     return gradient if noise is None else gradient * noise.std.detach().to(gradient)
+
+
+def best_constant(
+    likelihood: Likelihood, outputs: Tensor, targets: Tensor, factors: Tensor | None
+) -> Tensor | None:
+    """Return the outputs, the same for every example, with the lowest loss; None without a formula for them.
+
+    Labels are counted once more than they are there, so that those that are not there are possible.
+
+    Args:
+        likelihood: The likelihood.
+        outputs: Outputs of the network, of whose shape the result is.
+        targets: Targets of the examples.
+        factors: Result of `factors_of`.
+    """
+    if isinstance(likelihood, Categorical):
+        labels = _labels(likelihood, targets).long()
+        own = torch.ones_like(labels, dtype=torch.float64)
+        own = own if factors is None else factors.squeeze(1).double().expand_as(own)
+        counts = own.mean().expand(outputs.shape[1]).clone()
+        counts.index_add_(0, labels.flatten(), own.flatten())
+        logits = counts.log().to(outputs)
+        return logits.view(1, -1, *[1] * (outputs.dim() - 2)).expand_as(outputs)
+    if not isinstance(likelihood, Bernoulli | Poisson | GaussianNoise):
+        return None
+    predicted = isinstance(likelihood, GaussianNoise) and likelihood.predicted
+    shape = outputs.chunk(2, dim=-1)[0].shape if predicted else outputs.shape
+    aims = like_predictions(targets, shape).double()
+    one = aims.new_ones(())
+    own = (one if factors is None else factors.double()).expand(outputs.shape)[..., : shape[-1]]
+    total = own.sum(0)
+    mean = (own * aims).sum(0) / total
+    if isinstance(likelihood, Bernoulli):
+        each = own.mean(0)
+        found = ((total * mean + each) / (total + 2 * each)).logit()
+    elif isinstance(likelihood, Poisson):
+        found = mean.clamp_min(torch.finfo(outputs.dtype).tiny).log()
+    elif predicted:
+        spread = (own * (aims - mean).square()).sum(0) / total
+        found = torch.cat([mean, spread.clamp_min(1e-12).log() / 2], -1)
+    else:
+        found = mean
+    return found.to(outputs).expand_as(outputs)
 
 
 class Observed:

@@ -9,7 +9,7 @@ for given s and δ makes a `Solved`: the posterior, and rows r(J) of the Jacobia
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -47,12 +47,31 @@ def record_size(record: Record) -> tuple[int, int]:
 
 def _row_size(record: Record, weight: Tensor) -> int:
     if isinstance(record, LinearRecord) and record.x.shape[1] == 1:
-        return len(weight)
-    return 3 * weight.numel()  # the gradient and two products
+        return 3 * len(weight)
+    return 3 * weight.numel()  # the gradient and two products, or the result and a copy
 
 
 class Solved(ABC):
     """A structure with a prior and a noise level."""
+
+    def __init__(self) -> None:
+        self._sides: dict[tuple[str, int, int], tuple[Tensor, Tensor]] = {}
+
+    def side(
+        self, name: str, record: LinearRecord, start: int, stop: int,
+        make: Callable[[Tensor], Tensor],
+    ) -> Tensor:  # fmt: skip
+        """Return what `make` makes of a layer's inputs, kept for the gradients of the other outputs."""
+        x = record.x[start:stop, 0]
+        kept = self._sides.get((name, start, stop))
+        # A tensor that is held keeps its place in memory.
+        if kept is None or kept[0].data_ptr() != x.data_ptr() or kept[0].shape != x.shape:
+            kept = self._sides[name, start, stop] = x, make(x)
+        return kept[1]
+
+    def forget(self) -> None:
+        """Drop what `side` has kept: call it before the next batch."""
+        self._sides = {}
 
     @abstractmethod
     def rows(

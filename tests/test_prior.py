@@ -45,6 +45,50 @@ def test_gaussian_density_is_scipys(mean: float, precision: float) -> None:
     assert float(ours) == pytest.approx(truth, rel=1e-12)
 
 
+def test_by_fan_in_the_sum_over_a_unit_has_the_same_spread() -> None:
+    weights = some_weights()
+    prior = tb.GaussianPrior(mean=0.1, precision=4.0, by_fan_in=True)
+    fans = {"conv": 2 * 3 * 3, "linear": 4, "bias": 1, "scalar": 1}
+    truth = sum(
+        stats.norm(0.1, (4.0 * fans[name]) ** -0.5).logpdf(w).sum()
+        for name, w in numpy(weights).items()
+    )
+    assert float(prior.log_prob(weights)) == pytest.approx(truth, rel=1e-12)
+    for name, pull in prior.grad(weights).items():
+        torch.testing.assert_close(pull, -4.0 * fans[name] * (weights[name] - 0.1))
+    assert prior.scalar is None
+    assert "by_fan_in=True" in repr(prior)
+    assert repr(prior) != repr(tb.GaussianPrior(mean=0.1, precision=4.0))
+
+
+@pytest.mark.parametrize(
+    "method", ["map", "vogn", "ivon", "bbb", "sgld", "atmc", "laplace", "vbll"]
+)
+def test_by_fan_in_is_a_precision_per_weight_in_every_method(method: str) -> None:
+    x = torch.randn(64, 6, generator=seeded())
+    y = (x[:, 0] > 0).long()
+    results = []
+    for prior in (
+        tb.GaussianPrior(precision=0.5, by_fan_in=True),
+        tb.GaussianPrior(
+            precision={
+                "0.weight": torch.tensor(3.0), "0.bias": torch.tensor(0.5),
+                "2.weight": torch.tensor(4.0), "2.bias": torch.tensor(0.5),
+            }
+        ),
+    ):  # fmt: skip
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2))
+        if method == "laplace":  # whose method takes one number
+            la = tb.Laplace(net.eval(), (x, y), prior=prior, check=False)
+            results.append(la.posterior().std())
+            continue
+        run = tb.fit(net, (x, y), method, epochs=3, batch_size=16, prior=prior, progress=False)
+        results.append(run.posterior.sample(seeded()))
+    for name, value in results[0].items():
+        torch.testing.assert_close(value, results[1][name])
+
+
 def test_gaussian_density_with_a_mean_and_precision_per_weight() -> None:
     weights = some_weights()
     generator = seeded(1)

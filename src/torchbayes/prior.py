@@ -7,6 +7,7 @@ examples takes `log_prob / train_size`.
 | symbol | here | from |
 | --- | --- | --- |
 | N(0, I/δ) | `GaussianPrior(precision=δ)` | VOGN, Algorithm 1 |
+| N(0, I/(δf)), f the fan-in | `GaussianPrior(precision=δ, by_fan_in=True)` | R. Neal's thesis, 1995 |
 | πN(0, σ₁²) + (1−π)N(0, σ₂²) | `ScaleMixturePrior` | Bayes by Backprop, scale mixture prior |
 | exp(−‖θᵢ‖/b) | `GroupLaplacePrior(scale=b)` | ATMC, section 5 |
 | exp(−d/2·(‖φ‖²−1)²) | `UnitDirectionPrior` | ATMC, section 4.3 (d: the dimension of φ) |
@@ -26,6 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Normal, kl_divergence
 
+from torchbayes.core import shards
 from torchbayes.core.names import named_modules, named_parameters
 from torchbayes.posterior import Gaussian, Posterior, Weights
 
@@ -98,15 +100,25 @@ class GaussianPrior(Prior):
         mean: Mean: one number for all weights, or a tensor for each.
         precision: Inverse variance: one number for all weights, or a tensor for each. 0 means no prior on
             that weight.
+        by_fan_in: Whether the precision of a matrix or kernel is multiplied by its fan-in, the number of its
+            entries per output, so that what a unit sums up has the same spread in a wide layer as in a narrow
+            one. Vectors, such as biases, keep the precision. Of a transposed convolution and of an embedding
+            the first dimension counts as outputs too.
 
     Example:
         >>> import torch, torchbayes as tb
         >>> prior = tb.GaussianPrior(precision=4.0)
         >>> round(prior.log_prob({"w": torch.zeros(1)}).item(), 4)   # log N(0; 0, 1/4)
         -0.2258
+        >>> wide = tb.GaussianPrior(precision=4.0, by_fan_in=True)
+        >>> wide.moments("w", torch.zeros(2, 100))[1].item()
+        400.0
     """
 
-    def __init__(self, *, mean: float | Weights = 0.0, precision: float | Weights = 1.0) -> None:
+    def __init__(
+        self, *, mean: float | Weights = 0.0, precision: float | Weights = 1.0,
+        by_fan_in: bool = False,
+    ) -> None:  # fmt: skip
         if not isinstance(precision, dict) and not 0 <= precision < math.inf:
             raise ValueError(
                 f"precision (1/std²) is {precision:g}: expected a finite number of at least 0 "
@@ -119,7 +131,7 @@ class GaussianPrior(Prior):
                     f"precision of {name!r} has the entry {bad[0].item():g}: expected finite numbers "
                     "from 0 (1/std²; 0 for no prior)"
                 )
-        self.mean, self.precision = mean, precision
+        self.mean, self.precision, self.by_fan_in = mean, precision, by_fan_in
 
     @classmethod
     def from_posterior(cls, posterior: Posterior) -> GaussianPrior:
@@ -150,19 +162,23 @@ class GaussianPrior(Prior):
 
     def __repr__(self) -> str:
         """Return what a run folder records, to check that a run is resumed with its own prior."""
+        scaled = ", by_fan_in=True" if self.by_fan_in else ""
         if not isinstance(self.mean, dict) and not isinstance(self.precision, dict):
-            return f"GaussianPrior(mean={self.mean:g}, precision={self.precision:g})"
+            return f"GaussianPrior(mean={self.mean:g}, precision={self.precision:g}{scaled})"
         check = 0
         for part in (self.mean, self.precision):
             for name, value in part.items() if isinstance(part, dict) else [("", part)]:
                 values = torch.as_tensor(value).detach().cpu().double().contiguous().numpy()
                 check = zlib.crc32(values.tobytes(), zlib.crc32(name.encode(), check))
-        return f"GaussianPrior(of single weights, checksum {check:08x})"
+        return f"GaussianPrior(of single weights, checksum {check:08x}{scaled})"
 
     def moments(self, name: str, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Return the prior's mean and precision of one weight tensor, as tensors that broadcast with it."""
         mean = self._of(self.mean, "mean", name, weight)
-        return mean, self._of(self.precision, "precision", name, weight)
+        precision = self._of(self.precision, "precision", name, weight)
+        if self.by_fan_in and weight.dim() > 1:
+            precision = precision * math.prod(weight.shape[1:])
+        return mean, precision
 
     @staticmethod
     def _of(value: float | Weights, what: str, name: str, weight: Tensor) -> Tensor:
@@ -218,11 +234,17 @@ class GaussianPrior(Prior):
         return torch.stack(terms).sum() if terms else torch.zeros((), dtype=torch.float64)
 
     @property
+    def shared(self) -> tuple[float, float] | None:
+        """The mean and the precision if they are the same for every weight, otherwise None."""
+        if isinstance(self.precision, dict) or isinstance(self.mean, dict) or self.by_fan_in:
+            return None
+        return float(self.mean), float(self.precision)
+
+    @property
     def scalar(self) -> float | None:
         """The precision δ if this is N(0, 1/δ) for every weight, otherwise None."""
-        if isinstance(self.precision, dict) or isinstance(self.mean, dict) or self.mean != 0:
-            return None
-        return float(self.precision)
+        same = self.shared
+        return None if same is None or same[0] != 0 else same[1]
 
 
 class ScaleMixturePrior(Prior):
@@ -404,9 +426,44 @@ class PriorByName(Prior):
             prior = self.rules[self.rule(name)]
             parts.setdefault(id(prior), (prior, {}))[1][name] = weight
         found: Weights = {}
-        for prior, part in parts.values():
-            found |= prior.grad(part)
+        for prior, own in parts.values():
+            found |= prior.grad(own)
         return {name: found[name] for name in weights}
+
+
+def own_part(prior: Prior, weights: Mapping[str, Tensor]) -> Prior:
+    """Return the prior of this process's parts of weights that are shared out by rows (`fully_shard`).
+
+    Args:
+        prior: The prior of the whole weights.
+        weights: The weights by name.
+    """
+    if isinstance(prior, GaussianPrior):
+
+        def cut(value: float | Weights, of: str) -> float | Weights:
+            if not isinstance(value, dict):
+                return value
+            like = {n: torch.empty((), dtype=p.dtype).expand(p.shape) for n, p in weights.items()}
+            return {
+                name: shards.part(GaussianPrior._of(value, of, name, like[name]).expand(p.shape), p)
+                for name, p in weights.items()
+                if name in value
+            }
+
+        mean, precision = cut(prior.mean, "mean"), cut(prior.precision, "precision")
+        return GaussianPrior(mean=mean, precision=precision, by_fan_in=prior.by_fan_in)
+    if isinstance(prior, ScaleMixturePrior | GroupLaplacePrior | UnitDirectionPrior):
+        return prior  # of single weights, or of rows
+    if isinstance(prior, PriorByName):
+        rules = {
+            rule: own_part(of, {n: p for n, p in weights.items() if prior.rule(n) == rule})
+            for rule, of in prior.rules.items()
+        }
+        return PriorByName(rules)
+    raise TypeError(
+        f"prior is a {type(prior).__name__}, which may depend on whole weights, and the processes of a "
+        "sharded model have rows of them: use a GaussianPrior, a ScaleMixturePrior or a prior of rows"
+    )
 
 
 def as_prior(prior: Prior | float) -> Prior:

@@ -44,7 +44,16 @@ def test_forward_shape(name: str, shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["lenet5", "alexnet", "vgg11", "resnet20", "resnetpp20", "wrn-16-2", "pyramidnet110-a48"],
+    [
+        "lenet5",
+        "alexnet",
+        "fastnet",
+        "vgg11",
+        "resnet20",
+        "resnetpp20",
+        "wrn-16-2",
+        "pyramidnet110-a48",
+    ],
 )
 def test_forward_of_images_that_do_not_halve_evenly(name: str) -> None:
     model = build_model(name, input_shape=(2, 30, 45), num_classes=7).eval()

@@ -14,7 +14,7 @@ from torchbayes.models import MODELS, build_model, mlp
 
 def test_names() -> None:
     assert set(MODELS) == {
-        *("mlp", "lenet5", "alexnet", "vgg11", "vgg16"),
+        *("mlp", "lenet5", "alexnet", "fastnet", "vgg11", "vgg16"),
         *("resnet8", "resnet18", "resnet18-cifar", "resnet20", "resnet50", "resnet56"),
         *("resnetpp8", "resnetpp20", "resnetpp50", "resnetpp56"),
         *("wrn-10-1", "wrn-16-2", "wrn-16-4", "wrn-28-1", "wrn-28-4", "wrn-28-10"),

@@ -169,6 +169,7 @@ def test_torchvision_checkpoint_names() -> None:
 def test_every_registered_model_has_a_count_check() -> None:
     elsewhere = {
         "mlp",
+        "fastnet",  # test_fastnet.py
         "resnet8",
         "resnetpp8",
         "resnetpp20",

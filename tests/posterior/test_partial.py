@@ -141,6 +141,24 @@ def test_samples_hold_what_is_trained(tmp_path: Path, on_disk: bool) -> None:
         samples.append()
 
 
+def test_ten_snapshots_of_a_frozen_body_hold_the_heads_bytes_alone(tmp_path: Path) -> None:
+    """A body of a megabyte, a head of 1,026 numbers: ten of them, and a header, in memory and in the file."""
+    net = nn.Sequential(nn.Linear(512, 512).requires_grad_(False), nn.ReLU(), nn.Linear(512, 2))
+    samples = tb.Samples(net)
+    for _ in range(10):
+        with torch.no_grad():
+            net[2].weight.add_(1.0)
+        samples.append()
+    held = {
+        t.untyped_storage().data_ptr(): t.untyped_storage()
+        for i in range(10)
+        for t in samples[i].values()
+    }
+    assert sum(storage.nbytes() for storage in held.values()) == 10 * 4 * 1026
+    samples.save(tmp_path / "samples.safetensors")
+    assert 41_040 <= (tmp_path / "samples.safetensors").stat().st_size < 41_040 + 8_192
+
+
 def test_samples_of_a_body_whose_statistics_change_hold_them() -> None:
     net = frozen_body().train()
     samples = tb.Samples(net)

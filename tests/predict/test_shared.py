@@ -323,3 +323,152 @@ def test_masks_of_dropout_share_what_comes_before_the_first(own: bool, serve: bo
     torch.testing.assert_close(found, expected.mean(0))
     assert CALLS["body"] <= 20 + (0 if serve else 3 + 4 * 2)
     assert float((expected - expected.mean(0)).abs().max()) > 0.01  # the draws do differ
+
+
+# Networks as they are found elsewhere. Every one counts the examples that pass through its body.
+
+
+class Residual(nn.Module):
+    """Residual blocks with batch norm, of which the last one's second branch and the head vary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.norm, self.more = body(), nn.BatchNorm1d(4), nn.Linear(4, 4)
+        self.late_head, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + F.relu(self.norm(self.body(x)))
+        x = x + self.more(F.relu(x)) + self.late_head(x)
+        return self.head(x)
+
+
+class Tokens(nn.Module):
+    """As in Hugging Face's: arguments by name, an embedding, a mask, and an object of its own back."""
+
+    class Output(dict[str, Any]):
+        @property
+        def last_hidden_state(self) -> Tensor:
+            return self["last_hidden_state"]
+
+    class Encoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.body = nn.Embedding(7, 4), body()
+            self.register_buffer("position_ids", torch.arange(5), persistent=False)
+            self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+
+        def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Any:
+            places = self.position_ids[: input_ids.shape[1]]
+            hidden = self.body(self.words(input_ids) + 0.1 * places[None, :, None])
+            away = None if attention_mask is None else attention_mask == 0
+            mixed, _ = self.attention(hidden, hidden, hidden, key_padding_mask=away)
+            return Tokens.Output(last_hidden_state=hidden + mixed)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.head = self.Encoder(), nn.Linear(4, 3)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Any:
+        found = self.encoder(input_ids=input_ids, attention_mask=attention_mask)
+        return Tokens.Output(logits=self.head(found.last_hidden_state[:, 0]))
+
+
+class Adapted(nn.Module):
+    """LoRA: beside a frozen layer a product of two small ones, the second of which starts at nought."""
+
+    class Adapter(nn.Module):
+        def __init__(self, base: nn.Linear) -> None:
+            super().__init__()
+            self.base = base
+            self.head_a, self.head_b = nn.Linear(4, 2, bias=False), nn.Linear(2, 4, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.base(x) + self.head_b(self.head_a(x))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.adapted = nn.Linear(4, 4), self.Adapter(body())
+        self.out = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(torch.tanh(self.adapted(torch.tanh(self.first(x)))))
+
+
+class Recurrent(nn.Module):
+    """A frozen LSTM between the body and the head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.lstm = body(), nn.LSTM(4, 4, batch_first=True)
+        self.head = nn.GRU(4, 3, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden, _ = self.lstm(self.body(x).unsqueeze(1).expand(-1, 3, -1))
+        out, _ = self.head(hidden)
+        return out[:, -1]  # type: ignore[no-any-return]
+
+
+def varying(model: nn.Module) -> Posterior:
+    """A Gaussian that holds what has "head" in its name."""
+    mean = {n: p for n, p in tb.snapshot(model).items() if "head" in n}
+    std = {n: torch.full_like(p, 0.8) for n, p in mean.items()}
+    return tb.Gaussian(mean, std, rest=digest_of_rest(model, mean))
+
+
+@pytest.mark.parametrize("serve", [False, True])
+@pytest.mark.parametrize("kind", [Residual, Adapted, Recurrent, Tokens], ids=lambda k: k.__name__)
+def test_networks_as_they_are_found_elsewhere(kind: type[nn.Module], serve: bool) -> None:
+    model = made(kind)
+    x: Any = inputs()
+    if kind is Tokens:
+        ids = torch.randint(7, (20, 5), generator=torch.Generator().manual_seed(1))
+        x = {
+            "input_ids": ids,
+            "attention_mask": (ids > 1).long().index_fill_(1, torch.tensor([0]), 1),
+        }
+    posterior = varying(model)
+    found = predict(model, posterior, x, serve)
+    seen = CALLS["body"]
+    twin = type(model)()
+    twin.load_state_dict(model.state_dict())
+    args, kwargs = ((), x) if isinstance(x, dict) else ((x,), {})
+    each = []
+    for draw in posterior.draws(6, torch.Generator().manual_seed(2)):
+        with torch.no_grad():
+            out = functional_call(twin.eval(), draw, args, kwargs)
+        each.append((out["logits"] if isinstance(out, dict) else out).softmax(1))
+    torch.testing.assert_close(found, torch.stack(each).mean(0))
+    assert float((torch.stack(each) - each[0]).abs().max()) > 0.01
+    assert seen <= 20 + (0 if serve else 3 + 4 * 2)
+
+
+@pytest.mark.parametrize("serve", [False, True])
+def test_what_comes_before_a_batch_norm_with_statistics_of_each_draw_is_shared(
+    serve: bool,
+) -> None:
+    """Statistics that depend on the draw vary as weights do."""
+
+    class Late(InPlace):
+        def forward(self, x: Tensor) -> Any:
+            return self.more(self.norm(self.head(self.body(x)).repeat(1, 2)[:, :4]))
+
+    model, x = made(Late), inputs()
+    posterior = head_only(model)
+    given = {"generator": torch.Generator().manual_seed(2), "recalibrate": [x]}
+    if serve:
+        predictor = tb.Predictor(model, posterior, 6, **given)  # type: ignore[arg-type]
+        predictor(x)
+        CALLS.clear()
+        found = numbers(predictor(x))
+        assert CALLS["body"] <= 20
+    else:
+        found = numbers(tb.predictive(model, posterior, x, 6, **given))  # type: ignore[arg-type]
+    each = []
+    whole = tb.snapshot(model)
+    for draw in posterior.draws(6, torch.Generator().manual_seed(2)):
+        new = tb.recalibrate_batchnorm(model, whole | draw, [x])
+        twin = Late()
+        twin.load_state_dict(new)
+        with torch.no_grad():
+            each.append(twin.eval()(x).softmax(1))
+    torch.testing.assert_close(found[:, :4], torch.stack(each).mean(0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -56,7 +57,7 @@ class Categorical(Likelihood):
         class_weight: Tensor | Sequence[float] | None = None,
     ) -> None:
         super().__init__()
-        self.ignore_index = ignore_index
+        self.ignore_index = None if ignore_index is None else operator.index(ignore_index)
         if class_weight is not None:
             class_weight = torch.as_tensor(class_weight, dtype=torch.get_default_dtype()).clone()
             if class_weight.dim() != 1 or not bool(

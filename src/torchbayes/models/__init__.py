@@ -21,6 +21,7 @@ from torch import nn
 from ._input import require_positive
 from .alexnet import alexnet
 from .cifar_resnet import resnet8, resnet20, resnet56
+from .fastnet import fastnet
 from .lenet import lenet5
 from .mlp import mlp
 from .pyramidnet import pyramidnet110_a48
@@ -35,6 +36,7 @@ __all__ = [
     "ModelEntry",
     "alexnet",
     "build_model",
+    "fastnet",
     "lenet5",
     "mlp",
     "pyramidnet110_a48",
@@ -90,6 +92,9 @@ MODELS: dict[str, ModelEntry] = {
         ModelEntry("mlp", mlp, "ReLU network, two hidden layers of 1200", "Blundell et al. 2015"),
         ModelEntry("lenet5", lenet5, "two convolutions, three linear layers", _LENET),
         ModelEntry("alexnet", alexnet, "five convolutions, for small images", _ALEXNET),
+        ModelEntry(
+            "fastnet", fastnet, "six wide convolutions, learns in a few epochs", "Jordan 2024"
+        ),
         ModelEntry("vgg11", vgg11, "8 convolutions with batch norm, for small images", _VGG),
         ModelEntry("vgg16", vgg16, "13 convolutions with batch norm, for small images", _VGG),
         ModelEntry("resnet18", resnet18, "basic blocks, ImageNet stem (as in VOGN)", _RESNET),

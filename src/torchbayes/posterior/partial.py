@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from torchbayes.core.names import dormant, named_modules, named_parameters, named_weights, unwrapped
+from torchbayes.core.shards import is_sharded, whole
 
 __all__ = ["described", "digest_of_rest", "held_names"]
 
@@ -93,6 +94,9 @@ def digest_of_rest(model: nn.Module, held: Iterable[str]) -> str:
     }  # fmt: skip
     if not parameters and not buffers:
         return ""
+    if any(is_sharded(p) for p in parameters.values()):  # processes must agree on whether to gather
+        start = _digest(parameters)
+        return _digest(buffers, start) if buffers else start
     same = tuple((name, id(p), p.data_ptr(), _version(p)) for name, p in parameters.items())
     key = (same, _first_entries(parameters.values()))
     known = _known.get(model)
@@ -119,7 +123,7 @@ def _first_entries(tensors: Iterable[Tensor]) -> tuple[float, ...]:
 def _digest(tensors: Mapping[str, Tensor], start: str = "") -> str:
     state = hashlib.blake2b(start.encode(), digest_size=16)
     for name in sorted(tensors):
-        tensor = tensors[name].detach().cpu().contiguous()
+        tensor = whole(tensors[name].detach()).cpu().contiguous()
         state.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)}".encode())
         state.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return state.hexdigest()

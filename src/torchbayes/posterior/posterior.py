@@ -18,6 +18,7 @@ from torchbayes.core.names import (
     own_weights,
     unwrapped,
 )
+from torchbayes.core.shards import refuse_sharded, whole
 from torchbayes.core.storage import write_tensors
 from torchbayes.posterior.partial import digest_of_rest
 
@@ -39,14 +40,16 @@ Weights = dict[str, Tensor]
 def snapshot(model: nn.Module, held: Iterable[str] | None = None) -> Weights:
     """Copy the parameters and buffers of `model`; a tied weight appears once, under its first name.
 
-    Names are those without `torch.compile`, DDP and other wrappers.
+    Names are those without `torch.compile`, DDP and other wrappers. Of a model that `fully_shard` has shared
+    out every process gets the whole weights, on the CPU; all of them must call it.
 
     Args:
         model: The network.
         held: Names of those to copy; all if None.
     """
     named = named_weights(model)
-    return {name: named[name].detach().clone() for name in (named if held is None else held)}
+    # Of a sharded model a layer at a time is gathered, to the CPU.
+    return {name: whole(named[name].detach()).clone() for name in (named if held is None else held)}
 
 
 @torch.no_grad()
@@ -83,6 +86,11 @@ class Wrapper(nn.Module):
     """
 
     def __init__(self, model: nn.Module) -> None:
+        refuse_sharded(
+            model.parameters(),
+            f"{type(model).__name__} is sharded (fully_shard), but {type(self).__name__} needs whole weights:"
+            " use IVON, a sampler or SWAG, or keep the whole model in every process",
+        )
         super().__init__()
         self.model = model
 
@@ -183,6 +191,11 @@ class Posterior(ABC):
         Weights that the posterior does not hold have to be the ones that it was trained with.
         """
         model = unwrapped(model)
+        refuse_sharded(
+            model.parameters(),
+            f"{type(model).__name__} is sharded (fully_shard), and a prediction needs whole weights: pass a "
+            "model of the same class that is not",
+        )
         own = {name: tuple(tensor.shape) for name, tensor in named_weights(model).items()}
         shapes = self._shapes()
         for name, shape in shapes.items():

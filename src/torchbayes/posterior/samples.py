@@ -15,6 +15,7 @@ from torchbayes.core.errors import WriteError
 from torchbayes.core.names import named_weights, unwrapped
 from torchbayes.core.parameters import Params, selected
 from torchbayes.core.reading import read_json
+from torchbayes.core.shards import refuse_sharded
 from torchbayes.core.storage import (
     PosteriorFileError,
     atomic_path,
@@ -95,6 +96,13 @@ class Samples(Posterior):
         self._trained: set[str] | None = None
         if model is not None and params is not None:
             self._trained = set(selected(model, params))
+        if model is not None and folder is not None:
+            refuse_sharded(
+                model.parameters(),
+                f"{type(model).__name__} is sharded (fully_shard), and all processes would write the same "
+                "files: leave folder out, or append the weights of torchbayes.snapshot(model), which all "
+                "processes take, to a bank that one of them has",
+            )
         self._held: list[str] = [] if model is None else held_names(model, self._trained)
         self._memory: list[Weights] = []
         self._memory_chains: list[int] = []

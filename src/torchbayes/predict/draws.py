@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchbayes.core.device import generator_state
 from torchbayes.core.names import named_buffers
 from torchbayes.posterior import Posterior, Weights
 from torchbayes.predict.batchnorm import recalibrate_each
@@ -51,7 +52,7 @@ class Draws:
         self._network, self._loader = network, loader
         self._statistics: list[Weights] = []
         self._posterior, self._count, self._generator = posterior, samples, generator
-        self._device, self._state = device, generator.get_state()
+        self._device, self._state = device, generator_state(generator)
         self._buffers = named_buffers(network.twin)
         self._copied = set(self._buffers)
         varying, fixed = posterior._trimmed()

@@ -13,12 +13,14 @@ from torch import Tensor, nn
 
 from torchbayes.core.arrays import as_inputs, as_tensors
 from torchbayes.core.batch import device_of, split_batch, uncompiled
+from torchbayes.core.device import generator_state
 from torchbayes.core.outputs import Output
 from torchbayes.likelihood import Categorical, Likelihood, as_likelihood
 from torchbayes.posterior import Posterior, Weights
 from torchbayes.posterior.posterior import plain_network
 from torchbayes.predict.batchnorm import check_recalibratable, check_repeatable, shared_statistics
 from torchbayes.predict.draws import Draws
+from torchbayes.predict.local import LocalDraws
 from torchbayes.predict.passes import Passes, average_over
 from torchbayes.predict.results import Predictive
 from torchbayes.predict.sizes import size_of
@@ -31,7 +33,7 @@ def predictive(
     model: nn.Module, posterior: Posterior, inputs: Any, samples: int = 32,
     likelihood: Likelihood | None = None, generator: torch.Generator | None = None,
     max_memory: int = 1 << 30, *, output: Output = None, split: bool = True,
-    recalibrate: Iterable[Any] | Literal[False] | None = None,
+    recalibrate: Iterable[Any] | Literal[False] | None = None, local: bool = False,
 ) -> Predictive:  # fmt: skip
     """Predict by averaging over the weights: p(y | x) ≈ mean over draws of p(y | x, w).
 
@@ -57,6 +59,11 @@ def predictive(
         recalibrate: Batches of training data on which each draw gets batch-norm statistics of its own, at the
             cost of a pass over them per draw; see `recalibrate_batchnorm`. Without it, draws that share one
             set of statistics cause a warning; False keeps them without one.
+        local: Whether every example draws the outputs of linear and convolution layers in place of their
+            weights (local reparameterisation), which needs a `Gaussian`. For a chain of linear layers each
+            example's prediction has the same distribution as with weight draws; examples are then
+            independent of each other, and so are the positions of a convolution's or a sequence's outputs,
+            which is an approximation. `torchbayes.predict.local` says exactly what holds.
 
     Example:
         >>> import torch, torchbayes as tb
@@ -73,6 +80,20 @@ def predictive(
     parts: list[Predictive] = []
     with evaluation(), own_generator(generator) as source:
         network = SwappedNetwork(model, posterior)
+        if local:
+            if recalibrate is not None and recalibrate is not False:
+                raise ValueError(
+                    "recalibrate and local=True were both given: without draws of the weights there is "
+                    "nothing that batch-norm statistics could belong to, so leave one of them out"
+                )
+            own = LocalDraws(network, posterior, samples, source, device)
+            if recalibrate is None:
+                warn_of_shared(model, posterior, own.mean)
+            passes = Passes(model, network, False, device, max_memory // 2, output, split)
+            for block in _blocks(inputs, max_memory // 4, True):
+                for batch in block:
+                    parts.extend(own.predict(batch, passes, likelihood, max_memory))
+            return _joined(parts)
         passes = Passes(model, network, posterior.vmappable, device, max_memory, output, split)
         budget = max_memory // 2 if is_loader(inputs) else 0
         draws = Draws(network, posterior, samples, source, device, budget, recalibrate or None)
@@ -80,6 +101,10 @@ def predictive(
             warn_of_shared(model, posterior, draws.first)
         for block in _blocks(inputs, max_memory // 4, draws.cached):
             parts.extend(average_over(draws, block, passes, likelihood, max_memory))
+    return _joined(parts)
+
+
+def _joined(parts: list[Predictive]) -> Predictive:
     if not parts:
         raise ValueError("there is nothing to predict: the inputs have no examples")
     return type(parts[0]).cat(parts)
@@ -116,11 +141,11 @@ def own_generator(generator: torch.Generator | None) -> Iterator[torch.Generator
         yield torch.Generator().manual_seed(int(torch.empty((), dtype=torch.int64).random_()))
         return
     own = torch.Generator(generator.device)
-    own.set_state(generator.get_state())
+    own.set_state(generator_state(generator))
     try:
         yield own
     finally:
-        generator.set_state(own.get_state())
+        generator.set_state(generator_state(own))
 
 
 _warned: WeakSet[nn.Module] = WeakSet()

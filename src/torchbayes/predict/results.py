@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.distributions import AffineTransform, Distribution, TransformedDistribution
 from torch.distributions.constraints import nonnegative_integer
 
+from torchbayes.core.device import forked_random_numbers
 from torchbayes.metrics.classification import label_log_probs
 from torchbayes.metrics.mixture import mixture_log_prob, mixture_quantile
 from torchbayes.predict.distributions import distribution_function, is_count, quantile_function
@@ -343,8 +344,7 @@ class RegressionPredictive(Predictive):
         picked = torch.randint(self.draws, shape, generator=own).to(self.outputs.device)
         outputs = self.outputs[picked, torch.arange(len(self), device=picked.device)]
         # Distributions draw from the global generator alone.
-        devices = [self.outputs.device] if self.outputs.is_cuda else []
-        with torch.random.fork_rng(devices), torch.no_grad():
+        with forked_random_numbers(), torch.no_grad():
             torch.manual_seed(seed)
             values = self._distribution(outputs.flatten(0, 1)).sample()
         return values.reshape(*shape, *values.shape[1:])

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
+from torchbayes.core.device import device_random_state
 from torchbayes.core.outputs import Output, output_tensor
 from torchbayes.posterior import Weights
 from torchbayes.predict.sizes import size_of
@@ -82,6 +83,11 @@ class Record(TorchFunctionMode):
                 self._add(leaf)
         for tensor in constant:
             self._add(tensor)
+        self._places = {t.device for t, _ in self._known.values() if not t.is_meta}
+        self._places.add(torch.device("cpu"))
+
+    def _random_states(self) -> list[Tensor]:
+        return [device_random_state(place) for place in self._places]
 
     def _add(self, tensor: Tensor) -> None:
         if id(tensor) not in self._known:
@@ -145,7 +151,7 @@ class Record(TorchFunctionMode):
         common = [t for t in given if id(t) in self._known]
         with torch._C.DisableTorchFunction():  # for what follows is no part of the network
             versions = [t._version for t in common]
-            before = torch.default_generator.get_state() if key is not None else None
+            before = self._random_states() if key is not None else None
         self._random, self._inside = kwargs.get("generator") is not None, module is not None
         try:
             result = func(*args, **kwargs)
@@ -154,8 +160,8 @@ class Record(TorchFunctionMode):
         with torch._C.DisableTorchFunction():
             written = [t for t, v in zip(common, versions, strict=True) if t._version != v]
             leaves, spec = tree_flatten(result)
-            after = torch.default_generator.get_state()
-            if before is None or not torch.equal(before, after):
+            after = self._random_states()
+            if before is None or not all(map(torch.equal, before, after)):
                 self._random = True
             if not self._random and _is_plain(leaves):
                 self._keep(key, leaves, spec, written)

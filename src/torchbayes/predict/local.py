@@ -1,0 +1,217 @@
+"""Predictions that draw the outputs of layers in place of their weights: local reparameterisation.
+
+D. Kingma, T. Salimans, M. Welling: Variational Dropout and the Local Reparameterization Trick, 2015, Eq. (6).
+Under an independent Gaussian with means μ and variances σ², the outputs of a linear layer for one input x are
+independent and normal, with means xμ and variances x²σ². Here every example draws its own.
+
+What is exact: for one example, the outputs of a linear layer that gets one row per example have, given its
+input, the joint distribution that weight draws give them, and weights of different layers are independent.
+So the prediction for *one example* of a chain of such layers, with anything without weights in between, has
+the distribution that weight draws give it, and means over draws converge to the same numbers.
+
+What is not: examples get independent noise, so that nothing may be concluded from draws about several
+examples together. Positions get independent noise as well, in a convolution and in a linear layer over a
+sequence, where weight draws would move them together: each single output is right given the layer's input,
+but what later layers make of several positions is an approximation.
+
+A weight that is used otherwise (in an embedding, an LSTM, a norm, attention's packed projection) or more than
+once in a pass is drawn in the ordinary way, once for all examples of a pass.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from torchbayes.core.names import named_buffers
+from torchbayes.core.noise import gaussians_, normal_
+from torchbayes.likelihood import Likelihood
+from torchbayes.posterior import Gaussian, Posterior, Weights
+from torchbayes.predict.passes import Passes
+from torchbayes.predict.results import Predictive
+from torchbayes.predict.swapped import SwappedNetwork
+
+__all__ = ["LocalDraws"]
+
+_LAYERS: frozenset[Any] = frozenset([
+    F.linear, F.conv1d, F.conv2d, F.conv3d,
+    F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d,
+])  # fmt: skip
+_NAMES = ("input", "weight", "bias")
+
+
+class _Uses(TorchFunctionMode):
+    """Counts how often weights are used, and how often as the weight or the bias of a layer.
+
+    Args:
+        names: The weights' names by id.
+    """
+
+    def __init__(self, names: dict[int, str]) -> None:
+        super().__init__()
+        self._names = names
+        self.all: Counter[str] = Counter()
+        self.layers: Counter[str] = Counter()
+        self.biases: dict[str, str] = {}  # the name of the bias by that of the weight
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        # To ask for a weight's shape is no use of it; its transpose is.
+        if getattr(func, "__name__", "") != "__get__" or isinstance(result, Tensor):
+            for leaf in tree_leaves((args, kwargs)):
+                if id(leaf) in self._names:
+                    self.all[self._names[id(leaf)]] += 1
+        if func in _LAYERS:
+            given = dict(zip(_NAMES, args, strict=False)) | kwargs
+            weight, bias = (self._names.get(id(given.get(n))) for n in ("weight", "bias"))
+            if weight is not None and id(given.get("input")) not in self._names:
+                self.layers[weight] += 1
+                if bias is not None:
+                    self.layers[bias] += 1
+                    self.biases[weight] = bias
+        return result
+
+    def single(self) -> set[str]:
+        """Name the weights whose one use is in a layer; a bias only if its layer's weight is one."""
+        once = {n for n, count in self.layers.items() if count == 1 and self.all[n] == 1}
+        return {n for n in once if n not in self.biases.values()} | {
+            bias for weight, bias in self.biases.items() if {weight, bias} <= once
+        }
+
+
+class _Rule(TorchFunctionMode):
+    """Draws the outputs of layers.
+
+    Args:
+        weights: The layers' weights and biases by id: their mean and their variance.
+        generator: Source of the noise.
+        fixed: Tensors that are the same under all draws: a layer's moments for them are computed once.
+    """
+
+    def __init__(
+        self, weights: dict[int, tuple[Tensor, Tensor]], generator: torch.Generator, fixed: list[Tensor]
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self._weights, self._generator = weights, generator
+        self._fixed = {tensor.untyped_storage()._cdata for tensor in fixed}
+        self._known: dict[Any, tuple[Tensor, Tensor]] = {}
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func not in _LAYERS:
+            return func(*args, **kwargs)
+        given: dict[str, Any] = dict(zip(_NAMES, args, strict=False)) | kwargs
+        inputs, weight, bias = (given.get(name) for name in _NAMES)
+        if id(weight) not in self._weights or not isinstance(inputs, Tensor):
+            return func(*args, **kwargs)
+        key = None
+        if inputs.untyped_storage()._cdata in self._fixed:
+            place = inputs.data_ptr(), inputs.shape, inputs.stride(), inputs._version
+            key = id(weight), *place
+        if key not in self._known or key is None:
+            rest = {name: value for name, value in kwargs.items() if name not in _NAMES}
+            mean, variance = self._weights[id(weight)]
+            shift, spread = self._weights.get(id(bias), (bias, None))
+            centre = func(inputs, mean, shift, *args[3:], **rest)
+            width = func(inputs.square(), variance, spread, *args[3:], **rest).clamp_min_(0).sqrt_()
+            if key is None:
+                return normal_(torch.empty_like(width), self._generator).mul_(width).add_(centre)
+            self._known[key] = centre, width
+        centre, width = self._known[key]
+        return torch.addcmul(centre, normal_(torch.empty_like(width), self._generator), width)
+
+
+class LocalDraws:
+    """Predicts with the outputs of linear and convolution layers drawn for every example.
+
+    Args:
+        network: The network.
+        posterior: An independent Gaussian.
+        samples: Number of draws.
+        generator: Source of the noise.
+        device: Device of the network.
+    """
+
+    def __init__(
+        self, network: SwappedNetwork, posterior: Posterior, samples: int, generator: torch.Generator,
+        device: torch.device,
+    ) -> None:  # fmt: skip
+        if type(posterior) is not Gaussian:
+            raise ValueError(
+                f"local=True was given with a {type(posterior).__name__}: only under a torchbayes.Gaussian "
+                "are the outputs of a layer independent and normal, so leave it out to draw weights"
+            )
+        self._network, self._samples, self._generator = network, samples, generator
+        self.mean = {name: tensor.to(device) for name, tensor in posterior.mean().items()}
+        self._std = {name: tensor.to(device) for name, tensor in posterior.std().items()}
+        self._buffers = set(named_buffers(network.twin))
+        self._single: set[str] | None = None
+        self._variance: Weights = {}
+
+    def _whole(self) -> Weights:
+        """Return the means, and copies of the buffers, which the network may write to."""
+        own = {n: self._network.own(n) for n in self._buffers} | self.mean
+        return self.mean | {name: own[name].clone() for name in self._buffers}
+
+    def _look(self, passes: Passes, piece: Any) -> set[str]:
+        """Find the weights whose layers' outputs can be drawn in their place."""
+        if self._single is None:
+            before = {name: self.mean[name]._version for name in self._std}
+            with _Uses({id(self.mean[name]): name for name in self._std}) as uses:
+                passes.outputs([self._whole()], None, piece)
+            changed = [name for name in before if self.mean[name]._version != before[name]]
+            if changed:
+                raise ValueError(
+                    f"the network writes to its weight {changed[0]!r} while it runs, so that its layers' "
+                    "outputs cannot be drawn: leave out local=True"
+                )
+            self._single = uses.single()
+            self._variance = {name: self._std[name].square() for name in self._single}
+        return self._single
+
+    def predict(
+        self, batch: Any, passes: Passes, likelihood: Likelihood, max_memory: int
+    ) -> list[Predictive]:
+        """Predict a batch, in pieces that fit.
+
+        Args:
+            batch: The inputs.
+            passes: Runs the network.
+            likelihood: Meaning of the outputs.
+            max_memory: Approximate limit in bytes.
+        """
+        pieces, size = passes.pieces(self._whole(), batch)
+        count = max(1, max_memory // 8 // max(1, size))
+        parts: list[Predictive] = []
+        for piece in pieces:
+            inputs = passes._suited(piece)
+            single = self._look(passes, inputs)
+            moments = {id(self.mean[n]): (self.mean[n], self._variance[n]) for n in single}
+            fixed = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
+            rule = _Rule(moments, self._generator, fixed)
+            rest = [name for name in self._std if name not in single]
+            drawn = {name: torch.empty_like(self.mean[name]) for name in rest}
+            merged: Predictive | None = None
+            for start in range(0, self._samples, count):
+                outputs: list[Tensor] = []
+                for _ in range(min(count, self._samples - start)):
+                    mean, std = ([of[name] for name in rest] for of in (self.mean, self._std))
+                    gaussians_(list(drawn.values()), mean, std, self._generator)
+                    with rule:
+                        outputs.append(passes.outputs([self._whole() | drawn], None, inputs))
+                new = likelihood.predictive(torch.cat(outputs))
+                merged = new if merged is None else merged.merge(new)
+            assert merged is not None
+            parts.append(merged)
+        return parts

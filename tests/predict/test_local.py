@@ -1,0 +1,149 @@
+"""Layers' outputs that are drawn in place of weights have the distribution that the weights give them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import torchbayes as tb
+
+DRAWS = 4000
+
+
+def gaussian(model: nn.Module, std: float = 0.3) -> tb.Gaussian:
+    mean = tb.snapshot(model)
+    return tb.Gaussian(
+        mean, {n: torch.rand_like(t) * std for n, t in mean.items() if t.is_floating_point()}
+    )
+
+
+def outputs(model: nn.Module, q: tb.Gaussian, x: Tensor, *, local: bool, seed: int = 0) -> Tensor:
+    p = tb.predictive(
+        model, q, x, DRAWS, tb.GaussianNoise(), torch.Generator().manual_seed(seed), local=local,
+        recalibrate=False,
+    )  # fmt: skip
+    assert isinstance(p, tb.RegressionPredictive)
+    return p.outputs.double()
+
+
+def apart(found: Tensor, expected: Tensor, std: Tensor) -> float:
+    """How many standard errors the means over draws are off at most."""
+    return float(((found.mean(0) - expected) * math.sqrt(len(found)) / std).abs().max())
+
+
+def spread_apart(found: Tensor, std: Tensor) -> float:
+    """The same for the variances of normal numbers."""
+    return float(((found.var(0) / std.square() - 1) * math.sqrt(len(found) / 2)).abs().max())
+
+
+def test_a_linear_layer_in_closed_form() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Linear(5, 3), torch.randn(6, 5)
+    q = gaussian(model)
+    found = outputs(model, q, x, local=True)
+    m, s = q.mean(), q.std()
+    mean = (x @ m["weight"].T + m["bias"]).double()
+    std = (x.square() @ s["weight"].square().T + s["bias"].square()).double().sqrt()
+    assert apart(found, mean, std) < 4.5
+    assert spread_apart(found, std) < 4.5
+    # Independent, both the outputs of an example and the examples.
+    flat = ((found - mean) / std).flatten(1)
+    correlation = flat.T @ flat / DRAWS - torch.eye(18)
+    assert float(correlation.fill_diagonal_(0).abs().max()) * math.sqrt(DRAWS) < 4.5
+
+
+@pytest.mark.parametrize(
+    ("make", "function"),
+    [
+        (lambda: nn.Conv2d(4, 6, 3, padding=1, stride=2, groups=2), F.conv2d),
+        (lambda: nn.ConvTranspose1d(4, 2, 3, stride=2), F.conv_transpose1d),
+    ],
+    ids=["conv2d", "transposed"],
+)
+def test_every_output_of_a_convolution_in_closed_form(make: object, function: object) -> None:
+    torch.manual_seed(0)
+    model: nn.Module = make()  # type: ignore[operator]
+    x = torch.randn(2, 4, 7, 7) if function is F.conv2d else torch.randn(2, 4, 7)
+    q = gaussian(model)
+    found = outputs(model, q, x, local=True)
+    m, s = q.mean(), {name: std.square() for name, std in q.std().items()}
+    settings = {n: getattr(model, n) for n in ("padding", "stride", "groups")}
+    mean = function(x, m["weight"], m["bias"], **settings)  # type: ignore[operator]
+    variance = function(x.square(), s["weight"], s["bias"], **settings)  # type: ignore[operator]
+    std = variance.double().sqrt()
+    assert apart(found, mean.double(), std) < 5
+    assert spread_apart(found, std) < 5
+
+
+def test_an_mlp_predicts_what_weight_draws_predict() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
+    q, x = gaussian(model, 0.8), torch.randn(10, 4)
+    a, b = (outputs(model, q, x, local=local, seed=int(local)) for local in (True, False))
+    # Probabilities, the outputs and the products of an example's outputs.
+    for of in (lambda t: t.softmax(2), lambda t: t, lambda t: t.unsqueeze(3) * t.unsqueeze(2)):
+        one, other = of(a), of(b)
+        error = ((one.var(0) + other.var(0)) / DRAWS).sqrt()
+        assert float(((one.mean(0) - other.mean(0)) / error).abs().max()) < 4.5
+    # Weight draws move examples together, local ones do not.
+    together = [float(torch.corrcoef(t[:, :, 0].T)[0, 1:].abs().max()) for t in (a, b)]
+    assert together[0] < 5 / math.sqrt(DRAWS) < 0.2 < together[1]
+
+
+class Odd(nn.Module):
+    """One layer used twice, a tied weight, and a weight that no layer has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.twice, self.tied = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
+        self.scale = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        both = self.twice(x) + self.twice(x)
+        return torch.cat([both, self.tied(x) + x @ self.tied.weight.T, x * self.scale], dim=1)
+
+
+def test_other_uses_of_a_weight_get_an_ordinary_draw() -> None:
+    torch.manual_seed(0)
+    model, x = Odd(), torch.randn(4, 3)
+    q = gaussian(model)
+    found = outputs(model, q, x, local=True)
+    s = {name: std.square() for name, std in q.std().items()}
+    # Twice the same weights: four times the variance, and not two.
+    parts = [4 * x.square() @ s["twice.weight"].T, 4 * x.square() @ s["tied.weight"].T]
+    std = torch.cat([*parts, x.square() * s["scale"]], dim=1).double().sqrt()
+    assert spread_apart(found, std) < 4.5
+
+
+@pytest.mark.parametrize("loader", [False, True])
+def test_it_repeats_itself_and_leaves_the_network_alone(loader: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(108, 2))
+    q, x = gaussian(model), torch.randn(8, 1, 8, 8)
+    before = tb.snapshot(model)
+    one, other = (
+        tb.predictive(
+            model, q, [x[:5], x[5:]] if loader else x, 7, generator=torch.Generator().manual_seed(3),
+            local=True, recalibrate=False,
+        )
+        for _ in range(2)
+    )  # fmt: skip
+    assert isinstance(one, tb.ClassPredictive)
+    assert isinstance(other, tb.ClassPredictive)
+    assert torch.equal(one.probs, other.probs)
+    assert one.probs.shape == (8, 2)
+    assert one.draws == 7
+    after = tb.snapshot(model)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_what_cannot_be_is_refused() -> None:
+    model, x = nn.Linear(2, 2), torch.randn(3, 2)
+    with pytest.raises(ValueError, match=r"local=True was given with a Samples"):
+        tb.predictive(model, tb.Samples.of([model]), x, local=True)
+    with pytest.raises(ValueError, match="batch-norm statistics"):
+        tb.predictive(model, gaussian(model), x, local=True, recalibrate=[x])

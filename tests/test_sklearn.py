@@ -257,6 +257,20 @@ def test_partial_fit_learns_in_parts() -> None:
         reg.partial_fit(X, np.stack([y, y], 1))
 
 
+def test_a_few_rows_get_as_many_updates_as_they_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Asked(Exception):
+        """What `fit` was asked for; it need not be done."""
+
+    def noted(*_: Any, **how: Any) -> None:
+        raise Asked(how["epochs"])
+
+    monkeypatch.setattr("torchbayes.sklearn.base.fit", noted)
+    X = np.zeros((3000, 1))
+    for rows, given, expected in ((277, None, 400), (3000, None, 100), (277, 3, 3)):
+        with pytest.raises(Asked, match=f"^{expected}$"):
+            BayesianRegressor(epochs=given).fit(X[:rows], X[:rows, 0])
+
+
 def test_an_option_that_is_none_is_named() -> None:
     X, y = moons()
     with pytest.raises(ValueError, match="no option"):

@@ -164,6 +164,24 @@ def test_constant_rate_and_the_runs_schedule(name: str) -> None:
     assert lrs == pytest.approx([0.05] * 8)
 
 
+@pytest.mark.parametrize("name", ["swa", "swag"])
+@pytest.mark.parametrize(
+    ("options", "before", "averaging"),
+    [
+        ({}, 0.001, 0.003),
+        ({"swa_lr": 0.01}, 0.001, 0.01),
+        ({"lr": 0.05}, 0.05, 0.05),
+        ({"lr": 0.05, "swa_lr": 0.02}, 0.05, 0.02),
+    ],
+)
+def test_averaging_is_faster_than_the_descent_unless_a_rate_is_given(
+    name: str, options: dict[str, float], before: float, averaging: float
+) -> None:
+    method, lrs, _ = run_method(name, 8, 10, **options)
+    assert lrs == pytest.approx([before] * 60 + [averaging] * 20)  # the last quarter
+    assert len(method.averager) == 20
+
+
 @pytest.mark.parametrize("name", AVERAGING)
 def test_batch_norm_is_recalibrated_at_the_end(name: str) -> None:
     def net() -> nn.Module:

@@ -17,7 +17,7 @@ from torchbayes.prior import resnetpp_prior
 from torchbayes.train.chains import Collection
 from torchbayes.train.loop import Training
 from torchbayes.train.progress import NoProgress
-from torchbayes.train.run_folder import RunFolder
+from torchbayes.train.run_folder import RunError, RunFolder
 
 from ..processes import torchbayes
 from ..stopping import StopAfter, Stopped
@@ -166,6 +166,27 @@ def test_a_bank_on_disk_is_the_one_in_memory(tmp_path: Path) -> None:
         fit(sample_folder=str(tmp_path / "bank"))
 
 
+def test_a_bank_in_a_folder_has_one_run_at_a_time(tmp_path: Path) -> None:
+    refusals: list[str] = []
+
+    class Beside(NoProgress):
+        """Starts two others in mid-training, one of them with a run folder of its own."""
+
+        def advance(self, loss: float) -> None:
+            if not refusals:
+                for folder in (None, tmp_path / "second"):
+                    with pytest.raises(RunError, match="is in use by process") as refused:
+                        fit(sample_folder=str(tmp_path / "bank"), folder=folder)
+                    refusals.append(str(refused.value))
+
+    disturbed = fit(sample_folder=str(tmp_path / "bank"), progress=Beside())
+    assert len(refusals) == 2
+    for one, other in zip(bank(fit()), bank(disturbed), strict=True):
+        assert torch.equal(one, other)
+    alone = fit(folder=tmp_path / "one", sample_folder=str(tmp_path / "one"))  # the same folder
+    assert len(bank(alone)) == len(bank(disturbed))
+
+
 def test_a_kill_after_a_chain_broke_down(tmp_path: Path) -> None:
     """The last checkpoint still counts the samples that the broken chain has taken with it."""
     options: dict[str, Any] = {
@@ -248,7 +269,7 @@ def test_two_processes_pool_their_chains(tmp_path: Path) -> None:
     done = torchbayes(
         "train", "--data", "digits", "--model", "mlp", "--model-set", "hidden=[8]",
         "--batch-size", "256", "--method", "sgnht", "--epochs", "2", "--set", "samples=2",
-        "--out", str(tmp_path / "run"), count=2,
+        "--set", "chains=1", "--out", str(tmp_path / "run"), count=2,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     posterior = tb.load(tmp_path / "run" / "posterior.safetensors")

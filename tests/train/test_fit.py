@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -260,7 +261,13 @@ def test_nonfinite_weights_are_never_checkpointed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_saves_and_says_how_to_go_on(number: int, tmp_path: Path) -> None:
+def test_a_signal_saves_and_says_how_to_go_on(
+    number: int, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    # Tests that were started by nohup ignore SIGHUP, and fit leaves an ignored signal ignored.
+    request.addfinalizer(partial(signal.signal, number, signal.getsignal(number)))
+    signal.signal(number, signal.default_int_handler)
+
     class Interrupt(Progress):
         steps = 0
 
@@ -303,7 +310,7 @@ def test_a_folder_is_not_overwritten_or_mixed(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="method = 'map', not 'mle'"):
         tb.fit(small_net, blobs(), "mle", epochs=1, folder=tmp_path, resume=True, progress=False)
     wider = nn.Sequential(nn.Linear(4, 17), nn.ReLU(), nn.Linear(17, 3))
-    with pytest.raises(RunError, match="another model"):
+    with pytest.raises(RunError, match="another network"):
         tb.fit(wider, blobs(), "map", epochs=1, folder=tmp_path, resume=True, progress=False)
 
 

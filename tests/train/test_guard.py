@@ -101,6 +101,21 @@ def test_a_posterior_worse_than_the_start_is_doubted() -> None:
         )
 
 
+def test_a_posterior_is_checked_on_more_than_a_small_batch() -> None:
+    """`fit` makes batches of 8 here, and of the first of them this broken posterior is right enough."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(100, 4, generator=generator)
+    y = (x[:, 0] > 0).long()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run = tb.fit(
+            lambda: nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 2)),
+            (x, y), "ivon", epochs=10, lr=100.0, progress=False,
+        )  # fmt: skip
+    assert -float(run.predict(x, 16).log_prob(y).double().mean()) > 1.0
+    assert any("do not trust this posterior" in str(one.message) for one in caught)
+
+
 def test_targets_far_from_unit_size_are_mentioned() -> None:
     x = torch.randn(64, 2)
     with pytest.warns(UserWarning, match=r"targets have mean .* standardise them"):

@@ -15,8 +15,15 @@ import torchbayes as tb
 
 SOURCE = Path(tb.__file__).parent
 
-# Fetching the next batch, watching its loss and speed and drawing the progress bar are no part of the update.
-BESIDE = ("data/", "train/guard.py", "train/progress.py", "train/throughput.py")
+# Fetching the next batch, watching its loss and speed, drawing the progress bar and the course of the
+# learning rate, which is a scheduler's work, are no part of the update.
+BESIDE = (
+    "data/",
+    "train/guard.py",
+    "train/progress.py",
+    "train/throughput.py",
+    "core/planned_rate.py",
+)
 
 
 class Watched(nn.Sequential):

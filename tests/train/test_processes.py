@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 import torchbayes as tb
-from torchbayes.core import distributed
+from torchbayes.core import distributed, reduction
 from torchbayes.posterior import Samples
 
 from ..conformance.problems import blobs, small_net
@@ -143,6 +144,46 @@ def test_a_failed_process_ends_the_others_in_time_with_one_sentence(
     assert len(lines) == 1, (done.stdout, done.stderr)
     assert re.search(sentence, lines[0])
     assert "start again with --resume" in lines[0]
+
+
+class Fragile(nn.Module):
+    """A network whose backward pass ends its process, if it is the second one, after some updates."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last, self.left = nn.Linear(4, 16), nn.Linear(16, 3), 5
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x).relu()
+        if hidden.requires_grad and os.environ["RANK"] == "1":
+            hidden.register_hook(self._fail)
+        return self.last(hidden)  # type: ignore[no-any-return]
+
+    def _fail(self, _: Tensor) -> None:
+        self.left -= 1
+        if self.left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fail_between_messages(method: str) -> None:
+    """Messages leave during the backward pass, that of the last layer before the process ends."""
+    os.environ["TORCHBAYES_PROCESS_TIMEOUT"] = str(LIMIT)
+    reduction.shared_bytes = lambda _: None  # type: ignore[attr-defined]
+    reduction.BUCKET = 100  # type: ignore[misc]
+    try:
+        tb.fit(Fragile(), blobs(), method, epochs=4, batch_size=24, progress=False)
+    except distributed.LostProcessError as error:
+        print(f"LostProcess: {error}", flush=True)
+        raise SystemExit(3) from None
+
+
+@pytest.mark.parametrize("method", ["ivon", "map"])
+def test_a_process_that_is_killed_in_its_backward_pass_ends_the_others(method: str) -> None:
+    done = processes(2, fail_between_messages, method, timeout=60, grace=20)
+    assert done.returncode == 3, (done.stdout, done.stderr)
+    lines = done.stdout.splitlines()
+    assert len(lines) == 1, (done.stdout, done.stderr)
+    assert re.search("has lost contact .*process 1 has died.*start again with --resume", lines[0])
 
 
 def test_a_full_disk_ends_all(tmp_path: Path) -> None:

@@ -59,6 +59,18 @@ def test_nothing_of_before_the_first_checkpoint_is_kept(tmp_path: Path) -> None:
     assert len(run.history) == 3
 
 
+def test_traces_that_a_kill_has_left_out_come_from_the_checkpoint(tmp_path: Path) -> None:
+    """As if a kill had come between the last checkpoint and what is written after it."""
+    fit(tmp_path, method="sgld")
+    files = RunFolder(tmp_path)
+    rows = files.read_traces()
+    files.traces_file.unlink()
+    files.posterior_file.unlink()
+    fit(tmp_path, method="sgld", resume=True)
+    assert rows
+    assert files.read_traces() == rows
+
+
 @pytest.mark.parametrize("damage", ["short", "digit", "gone", "garbage"])
 def test_a_damaged_metrics_file_is_named_and_resume_writes_it_anew(
     tmp_path: Path, damage: str
@@ -103,6 +115,108 @@ def test_a_setting_that_did_not_exist_then_had_its_default(tmp_path: Path) -> No
     with pytest.raises(RunError, match="init_checksum = None, not '"):
         fit(tmp_path, resume=True, init=small_net())
     assert len(fit(tmp_path, resume=True).history) == 3
+
+
+CLASSES = (torch.randn(20, 2), torch.arange(20) % 2)
+
+
+@pytest.mark.parametrize("resume", [False, True])
+@pytest.mark.parametrize("left", ["posterior.safetensors", "checkpoint-previous.safetensors"])
+def test_a_run_without_its_settings_is_refused(tmp_path: Path, left: str, resume: bool) -> None:
+    fit(tmp_path)
+    (tmp_path / "config.toml").unlink()
+    for file in tmp_path.glob("*.safetensors"):
+        if file.name != left:
+            file.unlink()
+    with pytest.raises(
+        RunError, match=f"has a {left} but no config.toml, .*: restore config.toml, or remove"
+    ):
+        fit(tmp_path, resume=resume)
+
+
+def _net(*layers: torch.nn.Module) -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(2, 4), *layers, torch.nn.Linear(4, 2))
+
+
+def _seen(x: torch.Tensor, y: torch.Tensor, form: str) -> Any:
+    if form == "pair":
+        return x, y
+    data = torch.utils.data.TensorDataset(x, y)
+    return data if form == "data set" else torch.utils.data.DataLoader(data, batch_size=5)
+
+
+@pytest.mark.parametrize("form", ["pair", "data set", "loader"])
+def test_other_data_are_refused_and_the_same_ones_are_not(tmp_path: Path, form: str) -> None:
+    x, y = CLASSES
+    common: dict[str, Any] = {"folder": tmp_path, "epochs": 1, "progress": False, "resume": True}
+    first = tb.fit(_net(), _seen(x, y, form), **common)
+    assert tb.fit(_net(), _seen(x.clone(), y, form), **common).history == first.history
+    said = r"holds a run with other data \(data_checksum = '\w+', not '\w+'\): resume it with its own or"
+    for inputs, targets in ((x + 1, y), (x, 1 - y), (x.double(), y)):
+        with pytest.raises(RunError, match=said):
+            tb.fit(_net().to(inputs.dtype), _seen(inputs, targets, form), **common)
+
+
+def test_another_network_of_the_same_class_is_refused(tmp_path: Path) -> None:
+    common: dict[str, Any] = {"folder": tmp_path, "epochs": 1, "progress": False, "resume": True}
+    tb.fit(_net(torch.nn.ReLU()), CLASSES, **common)
+    said = "holds a run with another network"
+    with pytest.raises(RunError, match=said):  # its weights have the same names and shapes
+        tb.fit(_net(torch.nn.Tanh()), CLASSES, **common)
+    frozen = _net(torch.nn.ReLU())
+    next(frozen.parameters()).requires_grad_(False)
+    with pytest.raises(RunError, match=said):
+        tb.fit(frozen, CLASSES, **common)
+    # Another torch may print the same layer otherwise.
+    files = RunFolder(tmp_path)
+    files.write_config({**files.read_config(), "torch": "0"})
+    tb.fit(_net(torch.nn.Tanh()), CLASSES, **common)
+
+
+def test_another_likelihood_is_refused_and_a_learned_level_is_none(tmp_path: Path) -> None:
+    x, y = torch.randn(20, 2), torch.randn(20, 2)
+
+    def resumed(name: str, likelihood: Any, targets: torch.Tensor = y) -> tb.Run:
+        return tb.fit(
+            _net(), (x, targets), folder=tmp_path / name, likelihood=likelihood, epochs=1, resume=True,
+            progress=False,
+        )  # fmt: skip
+
+    resumed("fixed", tb.GaussianNoise(0.1))
+    resumed("fixed", tb.GaussianNoise(0.1))
+    for other in (
+        tb.GaussianNoise(5.0),
+        tb.GaussianNoise(0.1, learned=True),
+        tb.StudentT(scale=0.1),
+    ):
+        with pytest.raises(
+            RunError, match=r"holds a run with likelihood = .*'GaussianNoise'.*, not "
+        ):
+            resumed("fixed", other)
+    learned = resumed("learned", tb.GaussianNoise(learned=True)).likelihood
+    resumed("learned", learned)
+    resumed("weighted", tb.Categorical(class_weight=torch.tensor([1.0, 2.0])), CLASSES[1])
+    with pytest.raises(RunError, match="holds a run with likelihood"):
+        resumed("weighted", tb.Categorical(class_weight=torch.tensor([1.0, 3.0])), CLASSES[1])
+
+    def narrow(outputs: torch.Tensor) -> torch.distributions.Distribution:
+        return torch.distributions.Normal(outputs, 0.1)
+
+    def wide(outputs: torch.Tensor) -> torch.distributions.Distribution:
+        return torch.distributions.Normal(outputs, 1.0)
+
+    resumed("function", narrow)
+    with pytest.raises(RunError, match=r"'function': 'narrow'}, not .*'wide'"):
+        resumed("function", wide)
+
+
+def test_a_run_of_a_version_without_digests_goes_on(tmp_path: Path) -> None:
+    fit(tmp_path)
+    config = RunFolder(tmp_path).read_config()
+    for key in ("data_checksum", "network_checksum", "likelihood"):
+        del config[key]
+    RunFolder(tmp_path).write_config(config)
+    fit(tmp_path, resume=True)
 
 
 def test_another_version_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,16 @@ import torch.nn.functional as F
 from torch import nn
 
 import torchbayes as tb
+from torchbayes.core import distributed
 from torchbayes.prior import GaussianPrior, resnetpp_prior
+from torchbayes.train.chains import SamplerMethod
+from torchbayes.train.fit import _chosen
 from torchbayes.train.progress import Progress
+from torchbayes.train.run_folder import RunFolder
 from torchbayes.train.stacked_chains import StackedChains, StackedPrior
+
+from ..processes import processes
+from ..stopping import StopAfter, Stopped
 
 INPUTS = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
 TARGETS = (INPUTS[:, 0] > 0).long()
@@ -168,8 +176,12 @@ def test_the_kinetic_temperature_is_one_at_equilibrium() -> None:
 
 
 @pytest.mark.parametrize("method", ["sgld", "atmc"])
-def test_a_small_network_has_four_chains_by_default(method: str) -> None:
+def test_a_small_network_has_four_chains_by_default(
+    method: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="torchbayes")
     run = fit(method=method)
+    assert "init=network starts a single chain from it" in caplog.text
     assert set(run.posterior.chains) == {0, 1, 2, 3}  # type: ignore[attr-defined]
     assert len(run.history) == 4
     assert set(fit(method=method, chains=1).posterior.chains) == {0}  # type: ignore[attr-defined]
@@ -198,8 +210,6 @@ def test_chains_side_by_side_each_learn_a_noise_level(tmp_path: Path) -> None:
     regression = lambda: nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))  # noqa: E731
     settings: dict[str, Any] = {"epochs": 6, "batch_size": 6, "progress": False}
     run = tb.fit(regression, (x, y), "sgld", folder=tmp_path / "run", **settings)
-    from torchbayes.train.run_folder import RunFolder
-
     state = RunFolder(tmp_path / "run").checkpoint.read()
     assert state is not None
     levels = torch.stack([end["log_std"] for end in state["noise"]["ends"]])
@@ -207,3 +217,56 @@ def test_chains_side_by_side_each_learn_a_noise_level(tmp_path: Path) -> None:
     assert len(set(levels.tolist())) == 4
     pooled = levels.mul(2).exp().mean().sqrt()  # the root mean square
     torch.testing.assert_close(run.likelihood.std.detach(), pooled)  # type: ignore[attr-defined]
+
+
+def many(folder: Path, stop: int, options: dict[str, Any]) -> None:
+    rank = int(os.environ["RANK"])
+    try:
+        fit(
+            samples=2, epochs=2, batch_size=15, folder=folder, resume=True, checkpoint_seconds=0.0,
+            progress=StopAfter(stop + rank) if stop else False, **options,
+        )  # fmt: skip
+    except (Stopped, distributed.LostProcessError):
+        assert stop
+
+
+def kept(folder: Path) -> tb.Samples:
+    posterior = tb.load(folder / "posterior.safetensors", net())
+    assert isinstance(posterior, tb.Samples)
+    return posterior
+
+
+@pytest.mark.parametrize("options", [{}, {"chains": 4, "side_by_side": True}])
+def test_every_process_has_chains_side_by_side(options: dict[str, Any], tmp_path: Path) -> None:
+    """Stopped in two processes, the run goes on with one or three of them, with the same draws."""
+    for name, counts in {"whole": (2,), "fewer": (2, 1), "more": (2, 3)}.items():
+        for part, count in enumerate(counts):
+            stop = 4 if part + 1 < len(counts) else 0
+            done = processes(count, many, tmp_path / name, stop, options)
+            assert done.returncode == 0, done.stderr
+    whole = kept(tmp_path / "whole")
+    assert sorted(whole.chains) == sorted([*range(8)] * 2)
+    starts = [torch.cat([t.reshape(-1) for t in weights.values()]) for weights in whole]
+    assert min(float((a - b).norm()) for a in starts[-4:] for b in starts[:4]) > 0.5
+    for name in ("fewer", "more"):
+        other = kept(tmp_path / name)
+        assert other.chains == whole.chains
+        for one, two in zip(whole, other, strict=True):
+            assert all(torch.equal(one[n], two[n]) for n in one), name
+
+
+def test_a_resumed_run_keeps_what_it_chose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether chains can be stacked is not tried again, and an older run of processes has one chain each."""
+    settings: dict[str, Any] = {"folder": tmp_path, "checkpoint_seconds": 0.0}
+    with pytest.raises(Stopped):
+        fit(**settings, progress=StopAfter(17))
+    files = RunFolder(tmp_path)
+    assert files.read_config()["chosen"] == {"chains": 4, "side_by_side": True}
+    monkeypatch.setattr(SamplerMethod, "_several", None)
+    run = fit(**settings, resume=True)
+    assert run.settings["chosen"] == {"chains": 4, "side_by_side": True}
+    assert run.posterior.chains == [0, 1, 2, 3] * 5  # type: ignore[attr-defined]
+    files.write_config({k: v for k, v in files.read_config().items() if k != "chosen"})
+    assert _chosen(tb.METHODS["sgld"], {}, tmp_path, 2) == {"chains": 1}
+    assert _chosen(tb.METHODS["sgld"], {"chains": 2}, tmp_path, 2) == {}
+    assert _chosen(tb.METHODS["sgld"], {}, tmp_path, 1) == {}

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import tomllib
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import torchbayes as tb
 from torchbayes.cli import main
+from torchbayes.core.reading import read_toml
+from torchbayes.experiments.trained_run import TrainedRun
 from torchbayes.train import fit as fit_module
 from torchbayes.train import throughput
 from torchbayes.train.run_folder import RunFolder
 from torchbayes.train.throughput import arranged, choose_format
+
+from ..stopping import StopAfter, Stopped
 
 # torch's compiler looks at the gradients of tensors that have none.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
@@ -92,6 +98,48 @@ def test_every_method_in_every_way(method: str) -> None:
         assert type(run.model) is Net  # the same names, and nothing compiled about it
         assert run.model._compiled_call_impl is None
         assert all(weight.is_contiguous() for weight in run.posterior.mean().values())
+
+
+def resumes_bit_equal(
+    method: str, folder: Path, make: Callable[[], nn.Module] = network, **how: Any
+) -> tb.Run:
+    """Stop a run after three of four updates and go on; return one that was never stopped."""
+    whole = trained(method, make(), **how)
+    kept: dict[str, Any] = {"folder": folder, "checkpoint_seconds": 0.0}
+    with pytest.raises(Stopped):
+        tb.fit(
+            make(), (X, Y), method, epochs=2, batch_size=24, progress=StopAfter(3), **kept, **how
+        )
+    resumed = trained(method, make(), **kept, **how, resume=True)
+    one, other = whole.posterior.mean(), resumed.posterior.mean()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    return whole
+
+
+@pytest.mark.parametrize("method", ["map", "ivon", "vogn", "sgld"])
+@pytest.mark.parametrize("amp", ["bfloat16", "float16"])
+def test_resumed_in_half_precision(method: str, amp: str, tmp_path: Path) -> None:
+    resumes_bit_equal(method, tmp_path, amp=amp)
+
+
+@pytest.mark.skipif(
+    not shutil.which(os.environ.get("CXX", "g++")), reason="there is no C++ compiler"
+)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
+def test_compiled_by_inductor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's usual back end: the same training, and bit-equal if it is resumed."""
+    from torch._inductor import config
+
+    monkeypatch.setattr(config, "compile_threads", 1)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled"))
+
+    def small() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Flatten(), nn.Linear(128, 4), nn.Tanh(), nn.Linear(4, 3))
+
+    for method in ("map", "ivon"):
+        run = resumes_bit_equal(method, tmp_path / method, small, compile=True)
+        assert distance(trained(method, small()), run) < 1e-4
 
 
 def test_chains_side_by_side() -> None:
@@ -257,10 +305,51 @@ def test_compiled_before_or_after(name: str) -> None:
     assert ends[2] == pytest.approx(ends[0], rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("channels", "stride", "safe"), [(4, 2, False), (8, 2, True), (4, 1, True)]
+)
+def test_no_format_in_which_a_gradient_is_written_past_its_memory(
+    channels: int, stride: int, safe: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """oneDNN issue 6035, which on AVX2 ends the process or spoils the weights."""
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(2, channels, 3), nn.ReLU(), nn.Conv2d(channels, 4, 1, stride=stride),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+    )  # fmt: skip
+    given = {name: weight.clone() for name, weight in net.state_dict().items()}
+    monkeypatch.setattr(throughput, "_timed", lambda *_: "channels_last")
+    run = trained("map", net, memory_format="auto")
+    assert run.settings["chosen_format"] == ("channels_last" if safe else "contiguous")
+    torch.testing.assert_close(dict(net.state_dict()), given)
+    if safe:
+        trained("map", net, memory_format="channels_last")
+    else:
+        with pytest.raises(
+            ValueError, match="a 1×1 convolution with a stride and 4 input channels"
+        ):
+            trained("map", net, memory_format="channels_last")
+
+
+@pytest.mark.parametrize("supported", [True, False])
+def test_a_type_that_the_processor_emulates_is_said(
+    supported: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def answer() -> bool:
+        return supported
+
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", answer)
+    trained("map", amp="bfloat16")
+    assert ("bfloat16 is emulated on this processor" in caplog.text) is not supported
+    caplog.clear()
+    trained("map")
+    assert "emulated" not in caplog.text
+
+
 def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tmp_path / "run"
     arguments = [
-        "train", "--model", "resnetpp8", "--model-set", "width=4", "--epochs", "1",
+        "train", "--model", "resnetpp8", "--model-set", "width=8", "--epochs", "1",
         "--setting", "examples=64", "--samples", "2",
         "--setting", "memory_format=channels_last", "--setting", "compile=eager", "--out", str(run),
     ]  # fmt: skip
@@ -268,6 +357,14 @@ def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(SystemExit) as ended:
         sys.exit(main())  # type: ignore[func-returns-value]
     assert not ended.value.code
-    config = tomllib.loads((run / "config.toml").read_text())
+    config = read_toml(run / "config.toml")
     assert config["memory_format"] == "channels_last"
     assert config["compile"] == "eager"
+    shown: list[tuple[int, ...]] = []
+    done = TrainedRun(run)
+    first = next(m for m in done.model.modules() if m is not done.model and hasattr(m, "direction"))
+    watching = first.register_forward_pre_hook(lambda _, args: shown.append(args[0].stride()))
+    done.predict(torch.zeros(3, 1, 8, 8))
+    watching.remove()
+    assert shown
+    assert all(strides[1] == 1 for strides in shown)  # predictions have the training's format

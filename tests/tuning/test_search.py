@@ -62,9 +62,9 @@ def test_a_search_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path):
     assert [t.nll for t in again.trials] == [t.nll for t in whole.trials]
 
 
-def _killed(folder):
+def _killed(folder, at):
     def objective(number, options, report):
-        if number == 3:
+        if number == at:
             os._exit(9)
         return bowl(number, options, report)
 
@@ -79,8 +79,9 @@ def _shared(folder):
     search(folder, resume=True).run(objective, trials=9)
 
 
-def test_a_killed_process_s_trial_is_tried_again(tmp_path):
-    process = multiprocessing.get_context("fork").Process(target=_killed, args=(tmp_path,))
+@pytest.mark.parametrize("at", [0, 3, 5])
+def test_a_killed_process_s_trial_is_tried_again(tmp_path, at):
+    process = multiprocessing.get_context("fork").Process(target=_killed, args=(tmp_path, at))
     process.start()
     process.join()
     assert process.exitcode == 9

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,8 +15,12 @@ from torch.utils.data import DataLoader, TensorDataset
 from typer.testing import CliRunner
 
 import torchbayes as tb
-from torchbayes.cli import app
+from torchbayes.cli import app, main
+from torchbayes.core.errors import RunError
+from torchbayes.core.locks import lock_file
 from torchbayes.core.reading import read_toml
+from torchbayes.train.loop import Training
+from torchbayes.tuning.search import Search
 
 torch.manual_seed(0)
 X = torch.randn(240, 2)
@@ -57,6 +65,16 @@ def test_what_cannot_be_searched_is_one_sentence():
         tune(trials=0)
 
 
+def test_warnings_of_bad_settings_are_notes(capsys):
+    """Those of the defaults are warnings, as ever."""
+    found = tune(space={"lr": (500.0, 900.0)}, trials=2, epochs=20, progress=True)
+    assert found.default_nll is not None
+    said = " ".join(capsys.readouterr().err.split())
+    assert "training goes back to the beginning of epoch 1" in said
+    with pytest.warns(UserWarning, match="do not trust|broken down|goes back"):
+        tune(lr=700.0, space={"prior": (0.5, 2.0)}, trials=1, epochs=20)
+
+
 def run(*words):
     result = CliRunner().invoke(app, [str(word) for word in words])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
@@ -94,6 +112,79 @@ def test_the_command_writes_a_recipe_that_train_and_compare_take(tmp_path):
         run("tune", *BASE, "--space", "lr=0.1", "--out", tmp_path / "other")
 
 
+SMALL = ["--data", "moons", "--batch-size", "500", "--epochs", "1", "--samples", "2"]
+
+
+@pytest.mark.parametrize("hopeless", [False, True])
+def test_what_another_process_has_left_is_done_again(
+    hopeless: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stand-in for the other process, which dies in its trial after this one has done all of its own."""
+    held: list[int] = []
+    original = Search._attempt
+
+    def attempt(self: Search, *rest: Any) -> None:
+        if not held:
+            held.append(self._open(self._study.ask().number))
+            lock_file(held[0])
+        original(self, *rest)
+
+    class Dies:
+        returncode: int | None = None
+
+        def __init__(self, command: list[str], **_: Any) -> None:
+            assert command[-1] == "--worker"
+
+        def wait(self) -> None:
+            if self.returncode is None:
+                self.returncode = -9
+                os.close(held[0])
+                if hopeless:
+                    monkeypatch.setattr(Search, "run", lambda self, *_: self.result())
+
+        def terminate(self) -> None:
+            pass
+
+    monkeypatch.setattr("subprocess.Popen", Dies)
+    monkeypatch.setattr(Search, "_attempt", attempt)
+    words = ["tune", *SMALL, "--trials", "2", "--processes", "2", "--out", str(tmp_path)]
+    done = CliRunner().invoke(app, [*words, "--json"])
+    if hopeless:
+        assert done.exit_code != 0
+        assert "only 1 of 2 trials have ended: start it again with --resume" in str(done.exception)
+        return
+    assert done.exit_code == 0, done.output
+    assert len(json.loads(done.stdout)["trials"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "kept"),
+    [
+        (["tune", *SMALL, "--trials", "2", "--out"], "finished trials are kept in"),
+        (["continual", "--data", "digits", "--tasks", "split", "--hidden", "8", "--epochs", "1", "--out"],
+         "finished tasks are kept in"),
+    ],
+)  # fmt: skip
+def test_ctrl_c_says_what_is_kept(
+    words: list[str], kept: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    original = Training._update
+
+    def update(self: Training, *batch: Any) -> None:
+        original(self, *batch)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Training, "_update", update)
+    monkeypatch.setattr("sys.argv", ["torchbayes", *words, str(tmp_path)])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 130
+    said = capsys.readouterr().err
+    assert f"torchbayes: stopped by SIGINT; {kept} {tmp_path}: start it again with --resume" in said
+    assert "nothing was saved" not in said
+
+
 def test_compare_gives_every_method_the_same_trials(tmp_path):
     out = tmp_path / "table"
     run("compare", *BASE, "--methods", "map,swag", "--tune", 2, "--out", out)
@@ -102,3 +193,31 @@ def test_compare_gives_every_method_the_same_trials(tmp_path):
     for name in ("map", "swag"):
         assert (out / "tuning" / name / "study.db").exists()
     run("compare", *BASE, "--methods", "map,swag", "--tune", 2, "--out", out, "--resume")
+
+
+def test_a_search_on_other_data_or_from_other_weights_is_refused(tmp_path):
+    table, start = tmp_path / "table.csv", tmp_path / "start.safetensors"
+    text = "a,b\n" + "".join(f"{number},{number % 7}.5\n" for number in range(40))
+    table.write_text(text)
+    words = ("tune", "--data", f"table:{table}", "--epochs", 1, "--model-set", "hidden=[8]", "--trials", 1,
+             "--method", "map", "--out", tmp_path / "search", "--resume", "--init", start)  # fmt: skip
+    net = tb.models.build_model("mlp", input_shape=(1,), num_classes=1, hidden=[8])
+    tb.Point(tb.snapshot(net)).save(start)
+    first = run(*words, "--json").stdout
+    assert run(*words, "--json").stdout == first
+    tb.Point({name: weight + 1 for name, weight in tb.snapshot(net).items()}).save(start)
+    with pytest.raises(RunError, match="holds a search with init_checksum"):
+        run(*words)
+    tb.Point(tb.snapshot(net)).save(start)
+    table.write_text(text + "40,3.5\n")
+    with pytest.raises(RunError, match="holds a search with table_sha256"):
+        run(*words)
+
+
+def test_a_search_in_memory_is_of_its_data(tmp_path):
+    common = {"space": {"lr": (1e-3, 1.0)}, "trials": 1, "folder": tmp_path, "resume": True}
+    assert tune(**common).nll == tune(**common).nll
+    with pytest.raises(RunError, match="holds a search with data_checksum"):
+        tb.tune(
+            nn.Linear(2, 2), (X + 1, Y), "map", epochs=3, batch_size=40, progress=False, **common
+        )

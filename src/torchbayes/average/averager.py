@@ -14,6 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torchbayes.average.moments import update_mean
 from torchbayes.core.names import named_modules, named_weights
 from torchbayes.core.parameters import Params, check_types, selected
+from torchbayes.core.shards import check_alike, is_sharded, local, part, whole, wrapped
 from torchbayes.posterior import Posterior, Weights, held_names
 from torchbayes.posterior.partial import described
 from torchbayes.predict.batchnorm import recalibrate_batchnorm
@@ -48,13 +49,22 @@ class Averager(ABC, Generic[P_co]):
         self._rest: Weights = {}
         self._dtypes: dict[str, torch.dtype] = {}
         self._recalibrated = False
+        check_alike(chosen)
+        self._sharded = any(is_sharded(p) for p in chosen.values())
 
     def _current(self) -> tuple[Weights, Weights, Weights]:
         """Return the weights to average, the variances of some of them, and other weights and buffers."""
         own = named_weights(self._network)
         held = held_names(self._network, self._names, self._changing)
-        rest = {name: own[name].detach().clone() for name in held if name not in self._names}
-        return {n: own[n].detach() for n in held if n in self._names}, {}, rest
+        rest = {n: whole(own[n].detach()).clone() for n in held if n not in self._names}
+        return {n: local(own[n].detach()) for n in held if n in self._names}, {}, rest
+
+    def _whole(self, own: Weights) -> Weights:
+        """Return whole tensors, where the network's weights are shared out over processes."""
+        if not self._sharded:
+            return own
+        like = named_weights(self._network)
+        return {n: whole(wrapped(t, like[n])) if n in self._names else t for n, t in own.items()}
 
     def _about(self) -> dict[str, str]:
         """Return what the posterior knows about the network."""
@@ -101,7 +111,8 @@ class Averager(ABC, Generic[P_co]):
                 f"this {type(self).__name__} has averaged nothing yet: call update() at least once first"
             )
         averaged = {
-            name: tensor.to(self._dtypes[name], copy=True) for name, tensor in self._mean.items()
+            name: tensor.to(self._dtypes[name], copy=True)
+            for name, tensor in self._whole(self._mean).items()
         }
         return averaged | {name: tensor.clone() for name, tensor in self._rest.items()}
 
@@ -139,10 +150,13 @@ class Averager(ABC, Generic[P_co]):
         return self._posterior()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that a resumed run needs: tensors, numbers, and dictionaries and lists of them."""
+        """Return all that a resumed run needs: tensors, numbers, and dictionaries and lists of them.
+
+        Of a sharded network every process gets whole tensors, which any number of processes can load.
+        """
         return {
             "count": self._count,
-            "mean": self._mean,
+            "mean": self._whole(self._mean),
             "rest": self._rest,
             "recalibrated": self._recalibrated,
         }
@@ -154,8 +168,9 @@ class Averager(ABC, Generic[P_co]):
             ValueError: If it is not the state of such an averager of the same network.
         """
         weights, _, rest = self._current()
+        own = named_weights(self._network)
         if state["count"]:
-            self._check_fit(state["mean"] | state["rest"], weights | rest)
+            self._check_fit(state["mean"] | state["rest"], {n: own[n] for n in [*weights, *rest]})
         self._dtypes = {name: weight.dtype for name, weight in weights.items()}
         self._count, self._recalibrated = state["count"], state["recalibrated"]
         self._mean, self._rest = self._here(state["mean"]), self._here(state["rest"])
@@ -163,7 +178,12 @@ class Averager(ABC, Generic[P_co]):
     def _here(self, saved: Weights) -> Weights:
         """Copy tensors to the devices of the network's weights."""
         own = named_weights(self._network)
-        return {name: tensor.to(own[name].device, copy=True) for name, tensor in saved.items()}
+        return {
+            name: part(tensor, own[name]).to(own[name].device, copy=True)
+            if name in self._names
+            else tensor.to(own[name].device, copy=True)
+            for name, tensor in saved.items()
+        }
 
     def _check_fit(self, saved: Weights, own: Weights) -> None:
         for name in sorted(saved.keys() | own.keys()):

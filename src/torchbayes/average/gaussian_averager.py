@@ -58,10 +58,12 @@ class GaussianAverager(Averager[AnyGaussian]):
             n: diagonal_std(self._within.get(n), spread, low_rank=low_rank).to(mean[n].dtype)
             for n, spread in self._spread.items()
         }
+        std = self._whole(std)
         if not low_rank:
             return Gaussian(mean, std, **about)
+        columns = [self._whole(column) for column in self._columns]
         factors = {
-            name: low_rank_factor([column[name] for column in self._columns]).to(mean[name].dtype)
+            name: low_rank_factor([column[name] for column in columns]).to(mean[name].dtype)
             for name in self._spread
         }
         return LowRankGaussian(mean, std, factors, **about)
@@ -70,9 +72,9 @@ class GaussianAverager(Averager[AnyGaussian]):
         """Return the moments and the deviations."""
         return super().state_dict() | {
             "rank": self.rank,
-            "spread": self._spread,
-            "within": self._within,
-            "columns": list(self._columns),
+            "spread": self._whole(self._spread),
+            "within": self._whole(self._within),
+            "columns": [self._whole(column) for column in self._columns],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ __all__ = ["SWA"]
 @register(
     "swa", family="one network", posterior="Point",
     summary="one network, the mean of the weights along the end of training",
-    paper="Izmailov et al. 2018; what the HWA paper starts from",
+    paper="Izmailov et al. 2018; what the HWA paper starts from", start=0.75,
 )  # fmt: skip
 class SWA(Averager[Point]):
     """The running mean of a network's weights.

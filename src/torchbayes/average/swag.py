@@ -27,7 +27,7 @@ __all__ = ["SWAG"]
 @register(
     "swag", family="a Gaussian", posterior="LowRankGaussian",
     summary="a Gaussian with the mean and spread of the weights along the end of training",
-    paper="Maddox et al. 2019; HWA without a mean field",
+    paper="Maddox et al. 2019; HWA without a mean field", start=0.75,
 )  # fmt: skip
 class SWAG(GaussianAverager):
     """A Gaussian over the weights from snapshots of plain training.

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from torchbayes.checks.convergence import Array, by_chain, ess, rhat
+from torchbayes.core.batch import device_of
 from torchbayes.core.names import named_parameters
 from torchbayes.core.outputs import output_tensor
 from torchbayes.core.private import private_copy
@@ -106,8 +107,11 @@ def log_posterior(
     noise = Categorical() if likelihood is None else likelihood
     trainable = {name for name, p in named_parameters(model).items() if p.requires_grad}
     twin = private_copy(model)
+    device = device_of(model)
+    inputs, targets = inputs.to(device), targets.to(device)
     values: list[float] = []
-    for weights in samples:
+    for drawn in samples:
+        weights = {name: tensor.to(device) for name, tensor in drawn.items()}
         losses = []
         for x, y in zip(inputs.split(512), targets.split(512), strict=True):
             outputs = output_tensor(samples.call(twin, weights, x))

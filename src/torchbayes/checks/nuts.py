@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchbayes.core.device import forked_random_numbers
 from torchbayes.core.names import own_weights
 from torchbayes.core.outputs import output_tensor
 from torchbayes.core.parameters import trainable
@@ -90,7 +91,7 @@ def compare_to_nuts(
         outputs = torch.func.functional_call(precise, own_weights(precise, weights), (x,))
         return len(x) * likelihood.loss(output_tensor(outputs), y) - prior.log_prob(weights)
 
-    with torch.random.fork_rng():
+    with forked_random_numbers():
         torch.manual_seed(seed)
         chain = MCMC(
             NUTS(potential_fn=potential), num_samples=samples, warmup_steps=warmup,

@@ -112,6 +112,10 @@ def verify(
     precision = getattr(as_prior(given["prior"]), "scalar", None)
     if precision is None:
         raise ValueError(f"prior is {given['prior']!r}: the exact answer needs N(0, 1/precision)")
+    if (
+        given.get("temperature", 1.0) is None
+    ):  # a rule of the network's size, which is not that of yours
+        given["temperature"] = options["temperature"] = 1.0
     exact = (float(precision), float(given.get("temperature", 1.0)))
     loader = BatchLoader(
         problem.inputs, problem.targets, min(batch_size, size), shuffle=True, seed=seed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,14 +18,15 @@ from torchbayes.likelihood import Likelihood
 from torchbayes.models import build_model
 from torchbayes.posterior import Samples
 from torchbayes.predict.results import Predictive
+from torchbayes.train.budget import default_epochs
 from torchbayes.train.fit import fit
 from torchbayes.train.registry import find_method
 from torchbayes.train.run import Run
 
-__all__ = ["ARRAYS", "EPOCHS", "METHOD", "Array", "BayesianEstimator", "tensor"]
+__all__ = ["ARRAYS", "METHOD", "Array", "BayesianEstimator", "tensor"]
 
-METHOD, EPOCHS = "ivon", 100
-"""The defaults of both estimators."""
+METHOD = "ivon"
+"""The default of both estimators."""
 
 OPTIONS = {"prior": 10.0}
 """Options of the default method: tables are small, and a network of 64 × 64 units learns them by heart."""
@@ -35,6 +37,9 @@ ARRAYS: dict[str, Any] = {"dtype": (np.float64, np.float32), "allow_nd": True}
 """The inputs that `validate_data` accepts: finite numbers, two or more dimensions."""
 
 _HIDDEN = (64, 64)
+# A hundred passes over a few hundred rows are too few updates for draws to settle: noise of learned size and
+# the posterior's width shrink together, and both end too wide.
+_EPOCHS = 100
 _SMALLEST_IMAGE = 16  # LeNet-5's two convolutions and pools leave nothing of smaller ones
 
 
@@ -87,7 +92,7 @@ class BayesianEstimator(BaseEstimator):  # type: ignore[misc]
 
     def __init__(
         self, model: nn.Module | Callable[[], nn.Module] | None = None, method: str = METHOD, *,
-        lr: float | None = None, epochs: int = EPOCHS, batch_size: int = 64, samples: int = 32,
+        lr: float | None = None, epochs: int | None = None, batch_size: int = 64, samples: int = 32,
         options: Mapping[str, Any] | None = None, random_state: Any = None, output: Output = None,
         likelihood: Any = None,
     ) -> None:  # fmt: skip
@@ -113,7 +118,11 @@ class BayesianEstimator(BaseEstimator):  # type: ignore[misc]
                 return default_network(inputs, outputs, weights)
 
         # fit trains a copy of a given network: the estimator may be cloned afterwards
-        self._train(model, inputs, targets, likelihood, weights, epochs=epochs or self.epochs)
+        if epochs is None:
+            batches = math.ceil(len(inputs) / self.batch_size)
+            usual = max(_EPOCHS, default_epochs(batches))
+            epochs = usual if self.epochs is None else self.epochs
+        self._train(model, inputs, targets, likelihood, weights, epochs=epochs)
 
     def _fit_more(self, inputs: Tensor, targets: Tensor, weights: Tensor | None) -> None:
         """Train the network of the last call for one more pass, from the weights that it has now."""

@@ -17,7 +17,7 @@ from torchbayes.core.outputs import Output
 from torchbayes.likelihood import Bernoulli, Categorical, Likelihood, as_likelihood
 from torchbayes.predict.binary import BinaryPredictive
 from torchbayes.predict.results import ClassPredictive
-from torchbayes.sklearn.base import ARRAYS, EPOCHS, METHOD, Array, BayesianEstimator, tensor
+from torchbayes.sklearn.base import ARRAYS, METHOD, Array, BayesianEstimator, tensor
 
 __all__ = ["BayesianClassifier"]
 
@@ -31,7 +31,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):  # type: ignore[mi
             layers of 64 for other data, both on standardised inputs.
         method: Name of a method in `torchbayes.METHODS`.
         lr: Learning rate; the method's own default if None.
-        epochs: Number of passes over the training set.
+        epochs: Number of passes over the training set; 100 if None, or as many as 2,000 updates take.
         batch_size: Examples per update.
         samples: Number of draws for predictions.
         options: Other options of the method; if None, `{"prior": 10.0}` for the default method.
@@ -58,7 +58,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):  # type: ignore[mi
 
     def __init__(
         self, model: nn.Module | Callable[[], nn.Module] | None = None, method: str = METHOD, *,
-        lr: float | None = None, epochs: int = EPOCHS, batch_size: int = 64, samples: int = 32,
+        lr: float | None = None, epochs: int | None = None, batch_size: int = 64, samples: int = 32,
         options: Mapping[str, Any] | None = None, random_state: Any = None, output: Output = None,
         likelihood: Any = None, class_weight: Mapping[Any, float] | str | None = None,
     ) -> None:  # fmt: skip

@@ -23,6 +23,7 @@ from torchbayes.variational import MeanField
 __all__ = ["AveragingMethod", "HwaMethod", "SwaMethod"]
 
 _NORM_BATCHES = 20
+_FASTER = 3.0  # the rate of averaging in units of the one before, if none is given
 
 
 class AveragingMethod(Method):
@@ -64,6 +65,7 @@ class AveragingMethod(Method):
         left = plan.epochs - self.first_epoch
         self.cycle_ends = set(self.cyclic.cycle_ends(left, plan.steps_per_epoch))
         self.averaging, self.averaging_updates = False, 0
+        self.averaging_factor = 1.0  # times the rate before, unless `swa_lr` is given
         super().__init__(model, likelihood, plan, **options)
 
     def set_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
@@ -76,7 +78,8 @@ class AveragingMethod(Method):
     def _begin_averaging(self) -> None:
         self.averaging = True
         for group in self.optimizer.param_groups:
-            group["lr"] = group["initial_lr"] if self.swa_lr is None else self.swa_lr
+            usual = group["initial_lr"] * self.averaging_factor
+            group["lr"] = usual if self.swa_lr is None else self.swa_lr
             group["initial_lr"] = group["lr"]  # the base of the new scheduler
         left = self.plan.epochs - self.first_epoch
         self.scheduler = self.cyclic.build(self.optimizer, left, self.plan.steps_per_epoch)
@@ -139,15 +142,26 @@ class AveragingMethod(Method):
 
 
 class SwaMethod(AveragingMethod):
-    """An average of the weights of ordinary training: SWA and SWAG."""
+    """An average of the weights of ordinary training: SWA and SWAG.
+
+    Without a `lr` the network descends as `map` does and averaging takes three times that rate: an average
+    lags behind weights that are still on their way, and at the rate of the descent its Gaussian is nearly a
+    point.
+
+    Args:
+        lr: Learning rate; if None 0.001, and while averaging 0.003 unless `swa_lr` is given.
+    """
 
     uses = (MAP,)
 
     def __init__(
-        self, model: nn.Module, likelihood: Likelihood, plan: Plan, **options: Any
-    ) -> None:
+        self, model: nn.Module, likelihood: Likelihood, plan: Plan, *, lr: float | None = None,
+        **options: Any,
+    ) -> None:  # fmt: skip
         super().__init__(model, likelihood, plan, **options)
-        self.set_optimizer(self.build(MAP, model))
+        if lr is None:
+            self.averaging_factor = _FASTER
+        self.set_optimizer(self.build(MAP, model, **({} if lr is None else {"lr": lr})))
         self.averager = self.build(self.algorithm, model)
 
 

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from torchbayes.core import distributed
 from torchbayes.core.batch import as_labels, network_dtype, split_batch, suited
+from torchbayes.core.device import forked_random_numbers, generator_state
+from torchbayes.core.late import Late, LateError
 from torchbayes.core.parameters import trainable
 from torchbayes.likelihood import Likelihood
 from torchbayes.optim.sampler import Sampler
@@ -92,7 +94,7 @@ def restart(model: nn.Module, plan: Plan) -> None:
     # From the run's generator, so that members differ over ranks and a resumed run repeats them.
     generator = plan.generator
     seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
-    with torch.random.fork_rng():
+    with forked_random_numbers():
         torch.manual_seed(seed)
         fresh = plan.new_model()
     assign(model, snapshot(fresh, held_names(model)))
@@ -111,8 +113,8 @@ class SamplerMethod(Method):
             the last of each cycle instead.
         thinning: Updates from one sample to the next, in place of `samples`.
         chains: Chains that each process runs one after another, `epochs` epochs each; all but the
-            first start anew from random weights. If None, 4 side by side for a network of up to 20,000
-            weights that allows it, trained by one process and without `init`; otherwise 1.
+            first start anew from random weights. If None, 4 side by side in each process for a network of up
+            to 20,000 weights that allows it, trained without `init`; otherwise 1.
         side_by_side: Run the chains of a process together, through `torch.func.vmap`: faster for small
             networks. They then see the same batches.
         sample_folder: Keep the samples as files in this folder instead of in memory.
@@ -147,10 +149,15 @@ class SamplerMethod(Method):
         self.stack: StackedChains | None = None
         self._tracer = Tracer(self.total)
         self._losses = torch.zeros(0)
+        self._rows = Late()  # numbers of traces
         if plan.rank > 0:
             restart(model, plan)
         if chains is None and self._several():
-            _LOG.info("%s runs %d chains side by side", self.name, self.chains)
+            _LOG.info(
+                "%s runs %d chains side by side, the first from the network's weights, the others from new "
+                "random ones; if the network is trained already, init=network starts a single chain from it",
+                self.name, self.chains,
+            )  # fmt: skip
         elif side_by_side:
             self._stack_chains()
         else:
@@ -163,18 +170,22 @@ class SamplerMethod(Method):
     def _several(self) -> bool:
         """Stack chains if the network is small and `torch.func.vmap` can run it; return whether it did."""
         size = sum(p.numel() for p in trainable(self.model).values())
-        if size > _SMALL or self.plan.world_size > 1 or self.plan.start is not None:
+        self.chosen = {"chains": 1}
+        if size > _SMALL or self.plan.start is not None:
             return False
-        own, before = snapshot(self.model), self.plan.generator.get_state()
-        with torch.random.fork_rng(), warnings.catch_warnings():
+        own, before, works = snapshot(self.model), generator_state(self.plan.generator), True
+        with forked_random_numbers(), warnings.catch_warnings():
             warnings.simplefilter("error")  # such as that an operation is slow under vmap
             try:
                 self.chains = _CHAINS
                 self._stack_chains()
                 self._try_stack()
-                return True
             except Exception as error:  # of any network
                 _LOG.debug("one chain, because several cannot run side by side: %s", error)
+                works = False
+        if not distributed.any_of([not works])[0]:
+            self.chosen = {"chains": _CHAINS, "side_by_side": True}
+            return True
         self.chains, self.stack, self.noise = 1, None, LearnedNoise(self.likelihood)
         assign(self.model, own)
         self.plan.generator.set_state(before)
@@ -208,14 +219,25 @@ class SamplerMethod(Method):
         self.stack = StackedChains(self.model, self.likelihood, starts, self.plan.output)
         self.noise = LearnedNoise(self.likelihood)
         self.noise.stack(self.chains)
-        prior = StackedPrior.of(self.build(self.algorithm, self.model).prior)
-        sampler: Sampler = self.build(self.algorithm, self.stack.model, prior=prior)
+        one: Sampler = self.build(self.algorithm, self.model)
+        temperatures = one.param_groups[0]
+        sampler: Sampler = self.build(
+            self.algorithm, self.stack.model, prior=StackedPrior.of(one.prior),
+            temperature=temperatures["temperature"],
+        )  # fmt: skip
+        if temperatures["prior_temperature"] < 1:  # by the weights of one chain, not of all
+            sampler.cool(temperatures["prior_temperature"])
         self.set_optimizer(sampler)
         if sampler.shares_state:
             raise ValueError(
                 "one thermostat cannot serve several chains: leave out side_by_side, or use a thermostat per "
                 "parameter"
             )
+
+    @property
+    def own_folder(self) -> Path | None:
+        """The folder of the samples, if they are kept in one."""
+        return None if self.sample_folder is None else Path(self.sample_folder)
 
     def _folder(self, part: str) -> Path | None:
         if self.sample_folder is None:
@@ -230,6 +252,9 @@ class SamplerMethod(Method):
 
     def begin_epoch(self, epoch: int) -> None:
         """Start the next chain once the previous one has ended."""
+        if epoch == 0 and self.updates == 0 and self.bank.folder is not None:
+            # Anew: by now it is locked, but another run may have written to it before.
+            self.bank = Samples(self.model, folder=self.bank.folder)
         if epoch == 0 and self.updates == 0 and len(self.bank) > 0:
             raise ValueError(
                 f"{self.bank.folder} already holds {len(self.bank)} samples and there is no checkpoint of "
@@ -246,12 +271,23 @@ class SamplerMethod(Method):
         if self.stack is None:
             return super().loss(inputs, targets, weights)
         self._losses = self.stack.losses(inputs, targets, weights, self.noise.parameters)
+        if self._losses.device.type != "cpu":
+            return self._masked(self._losses)
         fine = self._losses[self.stack.alive & torch.isfinite(self._losses.detach())]
         mean = fine.detach().mean()
         if len(fine) == 0:  # where it broke down is looked for in the network
             assign(self.model, self.stack.weights(0))
         self.logs = {"nll": mean}
         # Its value is the mean over chains, its gradient that of the sum.
+        return fine.sum() - fine.detach().sum() + mean
+
+    def _masked(self, losses: Tensor) -> Tensor:
+        """Return the loss of the chains that are left, without a look at which they are."""
+        assert self.stack is not None
+        alive = self.stack.alive & torch.isfinite(losses.detach())
+        fine = torch.where(alive, losses, 0)
+        mean = fine.detach().sum() / alive.sum()
+        self.logs = {"nll": mean}
         return fine.sum() - fine.detach().sum() + mean
 
     def step(self, closure: Callable[[], Tensor]) -> Tensor:
@@ -263,27 +299,52 @@ class SamplerMethod(Method):
             self._tracer.before(sampler)
         try:
             if self.dead:
-                return torch.full((), math.nan)
+                return self._nothing()
             loss = super().step(self._guarded(closure))
+            self._read_rows()
             if traced:
                 self._trace(sampler, loss)
+            if self.stack is not None and loss.device.type != "cpu":
+                # Where it breaks down is looked for in the network, after it has gone on.
+                assign(self.model, self.stack.weights(0))
             return loss
         except (TrainingError, FloatingPointError) as error:
-            if self.chains * self.plan.world_size == 1 or self.stack is not None:
+            if not self._gives_up(error):
                 raise
-            self._discard_chain(self.chain, str(error))
-            last = self.chain == self.chains - 1
-            if last and self.plan.world_size == 1 and len(self.bank) == 0:
-                raise
-            self.dead = True
-            restart(self.model, self.plan)  # finite weights, for the checkpoint
-            self.noise.restart()
-            return torch.full((), math.nan)
+            return self._nothing()
         finally:
             # An update that was skipped because float16 overflowed counts too.
             self.updates += 1
             if self.updates in self.keep and not self.dead:
                 self._collect()
+
+    def _nothing(self) -> Tensor:
+        """Return the loss of a chain that has been left out."""
+        return next(self.model.parameters()).new_full((), math.nan, requires_grad=False)
+
+    def look(self) -> None:
+        """Look at the last step's gradients and traces; a chain that has broken down is left out."""
+        try:
+            super().look()
+            if self.stack is not None:
+                self._bury(self.stack.look())
+        except FloatingPointError as error:
+            if not self._gives_up(error):
+                raise
+        self._read_rows()
+
+    def _gives_up(self, error: Exception) -> bool:
+        """Leave out the present chain, which has broken down; return whether there are others."""
+        if self.chains * self.plan.world_size == 1 or self.stack is not None:
+            return False
+        self._discard_chain(self.chain, str(error))
+        last = self.chain == self.chains - 1
+        if last and self.plan.world_size == 1 and len(self.bank) == 0:
+            return False
+        self.dead = True
+        restart(self.model, self.plan)  # finite weights, for the checkpoint
+        self.noise.restart()
+        return True
 
     def _guarded(self, closure: Callable[[], Tensor]) -> Callable[[], Tensor]:
         stack = self.stack
@@ -292,13 +353,21 @@ class SamplerMethod(Method):
 
         def guarded() -> Tensor:
             loss = closure()
-            for chain in stack.check_gradients():
-                self._discard_chain(chain, "its gradient is not finite")
-            if not bool(stack.alive.any()):
-                raise FloatingPointError("no chain is left whose gradient is finite")
+            self._bury(stack.check_gradients())
             return loss
 
         return guarded
+
+    def _bury(self, died: list[int]) -> None:
+        """Leave out stacked chains; raise a `FloatingPointError` if none is left."""
+        assert self.stack is not None
+        for chain in died:
+            self._discard_chain(chain, "its gradient is not finite")
+        if not self.stack.left:
+            late = self.stack.alive.device.type != "cpu"
+            raise (LateError if late else FloatingPointError)(
+                "no chain is left whose gradient is finite"
+            )
 
     def _number(self, chain: int) -> int:
         """Return the chain's number among those of all processes."""
@@ -308,23 +377,33 @@ class SamplerMethod(Method):
         if self.stack is None:
             self.bank.append(chain=self._number(self.chain))
             return
-        for chain in self.stack.alive.nonzero().flatten().tolist():
+        for chain in self.stack.left:
             self.bank.append(self.stack.weights(chain), chain=self._number(chain))
 
     def _trace(self, sampler: Sampler, loss: Tensor) -> None:
-        if self.stack is None:
-            number = self._number(self.chain)
-            row = self._tracer.row(
-                sampler, float(loss.detach()), chain=number, update=self.updates + 1
-            )
-            self.traces.append(row)
-            return
-        for chain in self.stack.alive.nonzero().flatten().tolist():
-            own = float(self._losses[chain].detach())
-            row = self._tracer.row(
-                sampler, own, chain=self._number(chain), update=self.updates + 1, stacked=chain
-            )
-            self.traces.append(row)
+        """Note what the chains look like, or ask an accelerator for it."""
+        chains = [None] if self.stack is None else self.stack.left
+        numbers: list[Tensor] = []
+        rows = []
+        for chain in chains:
+            own, finished = self._tracer.row(
+                sampler, loss if chain is None else self._losses[chain], update=self.updates + 1,
+                chain=self._number(self.chain if chain is None else chain), stacked=chain,
+            )  # fmt: skip
+            rows.append((chain, len(own), finished))
+            numbers += own
+        self._rows.exchange({str(i): number for i, number in enumerate(numbers)}, rows)
+        if loss.device.type == "cpu":
+            self._read_rows()
+
+    def _read_rows(self) -> None:
+        """Take in the traces that have been asked for, except those of chains that had died."""
+        numbers, rows = self._rows.rest() or ({}, [])
+        values = iter(numbers.values())
+        for chain, count, finished in rows:
+            own = [next(values) for _ in range(count)]
+            if chain is None or self.stack is None or chain in self.stack.left:
+                self.traces.append(finished(own))
 
     def _discard_chain(self, chain: int, why: str) -> None:
         """Leave out a chain that has broken down: its earlier samples are not to be trusted."""
@@ -337,7 +416,7 @@ class SamplerMethod(Method):
 
     def end_epoch(self, epoch: int, batches: Iterable[Any]) -> None:
         """Keep a finished chain's noise level; of stacked chains, score the first after the epoch."""
-        alive = [] if self.stack is None else self.stack.alive.nonzero().flatten().tolist()
+        alive = [] if self.stack is None else self.stack.left
         if (epoch + 1) % self.plan.epochs == 0 and not self.dead:
             self.noise.keep(alive)
         if self.stack is None:
@@ -432,7 +511,8 @@ class SamplerMethod(Method):
         self.traces = list(state["traces"])
         if self.stack is not None:
             self.stack.model.load_state_dict(state["stack"])
-            self.stack.alive = state["alive"].to(self.stack.alive.device)
+            self.stack.revive(state["alive"])
+        self._rows = Late()
         if self.bank.folder is not None:
             self.bank.restore(state["samples"])
             return

@@ -25,6 +25,7 @@ from torchbayes.core.batch import (
     split_batch,
     suited,
 )
+from torchbayes.core.device import forked_random_numbers
 from torchbayes.core.outputs import Output, output_tensor
 from torchbayes.core.parameters import kept_modes
 from torchbayes.data import Split
@@ -224,7 +225,7 @@ def _takes_one(model: nn.Module, inputs: Any) -> bool:
     inputs = suited(inputs, device_of(model), network_dtype(model))
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     try:
-        with torch.no_grad(), torch.random.fork_rng():
+        with torch.no_grad(), forked_random_numbers():
             call(model, inputs)
     except ValueError as error:
         if "more than 1 value per channel" in str(error):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from torchbayes.core import distributed
 from torchbayes.core.batch import as_labels, call, network_dtype, slice_batch, split_batch, suited
-from torchbayes.core.device import process_device
+from torchbayes.core.device import forked_random_numbers, process_device
 from torchbayes.core.names import named_parameters, unwrapped
 from torchbayes.core.outputs import Output, output_tensor
 from torchbayes.core.parameters import (
@@ -27,8 +27,11 @@ from torchbayes.core.parameters import (
     trainable,
     training_only,
 )
+from torchbayes.core.shards import refuse_sharded
+from torchbayes.data.loader import BatchLoader
 from torchbayes.data.order import EpochLoader
 from torchbayes.data.preprocessing import Preprocessing
+from torchbayes.data.stream import live_workers
 from torchbayes.likelihood import Likelihood
 from torchbayes.posterior import Point, snapshot
 from torchbayes.predict.predictive import predictive
@@ -40,7 +43,8 @@ from torchbayes.train.data import (
     likelihood_for,
     spelled,
 )
-from torchbayes.train.guard import doubt
+from torchbayes.train.guard import CHECKED, doubt
+from torchbayes.train.identity import identity_settings
 from torchbayes.train.loop import Training
 from torchbayes.train.method import Method, Plan
 from torchbayes.train.progress import NoProgress, Progress, RichProgress
@@ -55,6 +59,7 @@ from torchbayes.train.throughput import (
     check_format,
     choose_format,
     compiled,
+    emulates,
     few,
 )
 from torchbayes.train.tracking import Logger
@@ -63,7 +68,7 @@ __all__ = ["fit"]
 
 _LOG = logging.getLogger("torchbayes")
 # The examples and draws by which a finished posterior is checked: less than a training step.
-_CHECKED, _CHECK_DRAWS = 32, 4
+_CHECK_DRAWS = 4
 _AMP = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -197,6 +202,7 @@ def fit(
             f"accumulate is {accumulate}, but split=False passes inputs whole: leave out one"
         )
     with contextlib.ExitStack() as stack:
+        stack.enter_context(live_workers())
         stack.enter_context(distributed.process_group(device))
         stack.enter_context(_seeded(seed))
         # A resumed run reads all weights, and other processes receive them: then nothing can be shared.
@@ -214,6 +220,11 @@ def fit(
         made.train()  # as it is in every epoch: what a posterior holds depends on it
         for norm in resting:
             norm.eval()
+        refuse_sharded(
+            made.parameters(),
+            f"{type(made).__name__} is sharded (fully_shard), which fit does not take: train it in a loop of "
+            "your own with tb.IVON, a sampler or tb.SWAG",
+        )
         start = start_of(init, reset, made, several=method_class.starts_apart)
         new_model = factory(model, made, start)
         if start is not None:
@@ -258,6 +269,9 @@ def fit(
             steps_per_epoch=len(loader),
             batch_size=loader.batch_size,
             peek=loader.peek,
+            joins=isinstance(loader, BatchLoader)
+            and accumulate == 1
+            and not (clip_norm or amp or compile or memory_format),
             generator=torch.Generator(device_of(made)).manual_seed(seed + 7_919 * (rank + 1)),
             new_model=new_model,
             schedule=schedule,
@@ -270,6 +284,7 @@ def fit(
             memory_format, made, loader, noise, output, amp, folder if resume else None
         )
         defaults, changed = _defaults(method_class, options, folder if resume else None)
+        chosen = _chosen(method_class, options, folder if resume else None, begun)
         settings = {
             "method": method,
             "epochs": plan.epochs,
@@ -290,10 +305,13 @@ def fit(
             "defaults": defaults,
             "processes": begun if method_class.one_per_rank and begun > 1 else None,
             **({} if start is None else start.settings()),
+            **({} if folder is None else identity_settings(made, noise, loader, config or {})),
             **({} if config is None else config),
         }
+        driver = method_class(made, noise, plan, **{**changed, **chosen}, **options)
+        settings["chosen"] = chosen or driver.chosen or None
         training = Training(
-            method=method_class(made, noise, plan, **changed, **options),
+            method=driver,
             loader=loader,
             validation=held_out,
             clip_norm=clip_norm,
@@ -316,6 +334,13 @@ def fit(
             if said is not None:
                 _LOG.info("%s %s", method, said)
                 shown.note(f"{method} {said}")
+            if emulates(amp, place):
+                slow = (
+                    f"{amp} is emulated on this processor, which makes convolutions far slower: leave out "
+                    "amp"
+                )
+                _LOG.warning(slow)
+                shown.note(slow)
             if world != begun and rank == 0:
                 _LOG.warning(
                     "a run of %d processes, each with chains or members of its own, goes on with %d%s",
@@ -350,18 +375,19 @@ def _check_posterior(run: Run, training: Training) -> None:
         getattr(run.likelihood, n, None) is not None for n in ("class_weight", "positive_weight")
     )
     guard = training.guard
-    if training.seen is None or guard.start is None or not plain or distributed.rank() > 0:
+    if not training.seen or guard.start is None or not plain or distributed.rank() > 0:
         return
-    inputs, targets = training.seen
+    seen = training.seen
     if training.loader.splits:
-        inputs, targets = slice_batch(inputs, 0, _CHECKED), targets[:_CHECKED]
+        seen = [(slice_batch(inputs, 0, CHECKED), targets[:CHECKED]) for inputs, targets in seen]
+    inputs, targets = seen if len(seen) > 1 else seen[0][0], torch.cat([batch for _, batch in seen])
     generator = torch.Generator(device_of(run.model)).manual_seed(0)
     try:
         found = predictive(
             run.model, run.posterior, inputs, _CHECK_DRAWS, likelihood=run.likelihood,
             output=run.output, recalibrate=False, generator=generator,
         )  # fmt: skip
-        said = doubt(found, targets.cpu(), guard, run.posterior)
+        said = doubt(found, targets, guard, run.posterior)
     except Exception as error:  # it must not cost a finished run; what is wrong, `predict` will say
         _LOG.info("the posterior could not be checked: %s", error)
         return
@@ -374,8 +400,7 @@ def _check_posterior(run: Run, training: Training) -> None:
 @contextlib.contextmanager
 def _seeded(seed: int) -> Iterator[None]:
     """Seed torch's global generators inside the block and restore them afterwards."""
-    devices = list(range(torch.cuda.device_count()))
-    with torch.random.fork_rng(devices):
+    with forked_random_numbers():
         torch.manual_seed(seed)
         yield
 
@@ -424,6 +449,26 @@ def _defaults(
         if value != now[name]
     }
     return {**now, **then}, changed
+
+
+def _chosen(
+    method: type[Method], options: dict[str, Any], resumed: str | Path | None, begun: int
+) -> dict[str, Any]:
+    """Return the options that a run to continue has chosen by a trial, which need not end alike again.
+
+    Args:
+        method: The method.
+        options: The options that are given.
+        resumed: Folder of the run, if any.
+        begun: How many processes began it.
+    """
+    files = None if resumed is None else RunFolder(resumed)
+    if files is None or not files.config_file.exists():
+        return {}
+    # Versions that wrote none down gave each of several processes a single chain.
+    kept = files.read_config().get("chosen", {"chains": 1} if begun > 1 else {})
+    known = method_options(method).keys() - options.keys()
+    return {n: v for n, v in kept.items() if n in known} if isinstance(kept, dict) else {}
 
 
 def _used_format(

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from torchbayes.predict.results import Predictive, RegressionPredictive
 
-__all__ = ["RETRIES", "SLOWER", "Guard", "Kept", "doubt", "largest_weight"]
+__all__ = ["CHECKED", "RETRIES", "SLOWER", "Guard", "Kept", "doubt", "largest_weight"]
 
 RETRIES = 3
 """How often a run may go back."""
@@ -28,6 +28,8 @@ SLOWER = 0.3
 
 # The median of so many losses must stay within this multiple of what they were at first.
 _WINDOW, _TIMES = 20, 10.0
+CHECKED = 32
+"""Training examples that a posterior is checked on."""
 # States above this are not copied: the copy would be what does not fit into memory.
 _BYTES = 2**28
 # After fewer updates than this, no method is expected to have learned anything.

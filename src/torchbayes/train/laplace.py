@@ -40,7 +40,9 @@ class LaplaceMethod(MapMethod):
         subset: Which weights are uncertain: last_layer, all (of them, draws predict badly) or a pattern such
             as layer4.*; the others stay at their trained values.
         curvature: ggn, sampled or empirical; if None, ggn for up to 32 outputs, otherwise sampled.
-        evidence: Whether the evidence chooses the posterior's prior precision; otherwise it is the one of
+        evidence: Whether the evidence chooses the posterior's prior precision, which is then raised until
+            draws together lose next to nothing on the training data: at most 0.01 nats an example, and with
+            labels at most a tenth of the network's own loss (`Laplace.narrow`). Otherwise it is the one of
             training.
     """
 
@@ -79,6 +81,7 @@ class LaplaceMethod(MapMethod):
         )  # fmt: skip
         if self.evidence:
             la.optimize_prior(noise=False)
+            la.narrow()
         self.noted["laplace_precision"] = float(la.prior.scalar or 0.0)
         self._result = la.posterior(held)
 

@@ -10,10 +10,10 @@ import signal
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,14 +23,21 @@ from torchbayes.core.batch import (
     as_labels,
     batch_weights,
     call,
+    map_tensors,
     network_dtype,
+    sent,
     slice_batch,
     split_batch,
     suited,
 )
+from torchbayes.core.device import device_random_state, generator_state, set_device_random_state
 from torchbayes.core.errors import PosteriorFileError
+from torchbayes.core.late import Late, LateError
+from torchbayes.core.locks import folder_lock
 from torchbayes.core.outputs import output_tensor
+from torchbayes.core.reduction import Reduction, average_gradients, sent_early
 from torchbayes.data.order import EpochLoader
+from torchbayes.optim.natural_gradient import WeightOptimizer
 from torchbayes.posterior import Posterior
 from torchbayes.train.data import device_of
 from torchbayes.train.failures import (
@@ -39,7 +46,7 @@ from torchbayes.train.failures import (
     first_nonfinite_layer,
     first_nonfinite_weight,
 )
-from torchbayes.train.guard import RETRIES, SLOWER, Guard, Kept, copied, largest_weight
+from torchbayes.train.guard import CHECKED, RETRIES, SLOWER, Guard, Kept, copied, largest_weight
 from torchbayes.train.interrupt import StopRequest, stop_requests
 from torchbayes.train.method import Method
 from torchbayes.train.progress import Progress
@@ -49,6 +56,16 @@ from torchbayes.train.throughput import arranged
 from torchbayes.train.tracking import Logger
 
 __all__ = ["Training"]
+
+
+class _Taken(NamedTuple):
+    """An update that has been taken: its number, its inputs, and the weights before it, to find a failure."""
+
+    epoch: int
+    batch: int
+    inputs: Any
+    weights: list[tuple[Tensor, Tensor]]
+
 
 # What settings were before they existed; see `RunFolder.check_config`.
 _BEFORE: dict[str, Any] = {
@@ -80,15 +97,22 @@ class Training:
     history: list[dict[str, Any]] = field(default_factory=list)
     sums: dict[str, float] = field(default_factory=dict)
     guard: Guard = field(default_factory=Guard)
-    seen: tuple[Any, Tensor] | None = None
+    seen: list[tuple[Any, Tensor]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.device, self.dtype = device_of(self.method.model), network_dtype(self.method.model)
         self.shared = distributed.world_size() > 1 and not self.method.one_per_rank
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.amp is torch.float16)
+        self._reduction: Reduction[int] = Reduction()
         self._saved_at = time.monotonic()
         self._fresh = False
         self._kept: Kept | None = None
+        # An accelerator's numbers are read one update late: see `torchbayes.core.late`.
+        self._late = None if self.device.type == "cpu" else Late()
+        self._total: Tensor | None = None
+        self._before: _Taken | None = (
+            None  # the last update, of which an optimiser may have to tell yet
+        )
 
     @contextmanager
     def opened(
@@ -107,7 +131,8 @@ class Training:
             config: Those of the settings that are the caller's, who knows what they were before they existed.
         """
         if path is None:
-            yield
+            with self._locked():
+                yield
             return
         own_files = self.method.one_per_rank or distributed.rank() == 0
         folder = RunFolder(path, distributed.rank() if self.method.one_per_rank else 0)
@@ -123,6 +148,7 @@ class Training:
             distributed.barrier()
             state = folder.checkpoint.read()
             started = folder.config_file.exists()
+            folder.check_not_lost()
             distributed.barrier()
             if started and not resume and (state is not None or folder.posterior_file.exists()):
                 raise RunError(
@@ -155,19 +181,24 @@ class Training:
             yield
 
     @contextmanager
-    def _locked(self, folder: RunFolder) -> Iterator[None]:
-        """Lock the folder in the first of the processes; if it is in use, all of them end."""
+    def _locked(self, folder: RunFolder | None = None) -> Iterator[None]:
+        """Lock the folders of run and method in the first process; if one is in use, all of them end."""
+        own = self.method.own_folder
+        if own is not None and folder is not None and own.resolve() == folder.path.resolve():
+            own = None
         with ExitStack() as held:
             refused: RunError | None = None
             if distributed.rank() == 0:
                 try:
-                    held.enter_context(folder.locked())
+                    if folder is not None:
+                        held.enter_context(folder.locked())
+                    if own is not None:
+                        held.enter_context(folder_lock(own))
                 except RunError as error:
                     refused = error
             if distributed.world_size() > 1 and distributed.any_of([refused is not None])[0]:
-                refused = refused or RunError(
-                    f"{folder.path} cannot be used: see the first process"
-                )
+                place = own if folder is None else folder.path
+                refused = refused or RunError(f"{place} cannot be used: see the first process")
             if refused is not None:
                 raise refused
             yield
@@ -193,7 +224,7 @@ class Training:
                     self._fresh = False
                     self._save()
                 back = False
-                for batch in self.loader.batches(self.epoch, self.batch):
+                for batch in method.batches(self.loader, self.epoch, self.batch):
                     try:
                         self._update(*split_batch(batch), batch_weights(batch))
                     except TrainingError as error:
@@ -201,7 +232,7 @@ class Training:
                         back = True
                         break
                     self.batch += 1
-                    progress.advance(self.sums["loss"] / self.batch)
+                    progress.advance(self._average())
                     save, end = self._pause(stop)
                     if save:
                         now = time.monotonic()
@@ -209,6 +240,12 @@ class Training:
                         self._save()
                     if end:
                         self._stopped(stop.signal)
+                if not back:
+                    try:
+                        self._count_rest()
+                    except TrainingError as error:
+                        self._go_back(error)
+                        back = True
                 if back:
                     progress.start(method.name, epochs * steps, self.epoch * steps)
                     continue
@@ -251,20 +288,30 @@ class Training:
         assert posterior is not None
         return posterior
 
+    def _wants_more(self, targets: Tensor) -> bool:
+        """Whether to keep a batch for the check of the posterior: one alone may be of a few examples."""
+        if not self.seen:
+            return True
+        kept = [batch for _, batch in self.seen]
+        alike = self.loader.splits and targets.shape[1:] == kept[0].shape[1:]
+        return alike and sum(map(len, kept)) < CHECKED
+
     def _update(self, inputs: Any, targets: Tensor | None, weights: Tensor | None) -> None:
         """Take one step on one batch."""
         if targets is None:
             raise ValueError("the training set has no targets: give pairs of inputs and targets")
         inputs = self._arranged(inputs)
-        targets = as_labels(targets).to(self.device)
-        weights = None if weights is None else weights.to(self.device)
+        targets = sent(as_labels(targets), self.device)
+        weights = None if weights is None else sent(weights, self.device)
         count = len(targets)
-        if self.seen is None and weights is None:
-            self.seen = inputs, targets
+        if count and weights is None and self._wants_more(targets):
+            self.seen.append((inputs, targets))
         # Batches are global: under torchrun this process has only its share of the examples.
         share = self._share(count)
         size = math.ceil(count / self.accumulate) if count else 1
         starts = range(0, count, size)
+        taken = _Taken(self.epoch, self.batch, inputs, self._weights_now())
+        self._total = None
 
         def closure() -> Tensor:
             self.method.optimizer.zero_grad()
@@ -279,15 +326,17 @@ class Training:
                 weight = len(wanted) / count
                 with torch.autocast(self.device.type, self.amp, enabled=self.amp is not None):
                     loss = self.method.loss(piece, wanted, *given) * weight
-                self.scaler.scale(loss).backward()
+                with self._sending(share, last=start == starts[-1]):
+                    self.scaler.scale(loss).backward()
                 total += loss.detach()
                 for name, value in self.method.logs.items():
                     parts[name] = parts.get(name, 0.0) + value * weight
             self._finish_gradients(share)
             self.parts = parts
-            if not bool(torch.isfinite(total)):
-                where = first_nonfinite_layer(self.method.module, inputs)
-                raise self._failure(f"the loss is not finite, {where}")
+            if self._late is None:
+                self._check_loss(float(total), taken)
+            else:
+                self._total = total if self._total is None else self._total + total
             return total
 
         try:
@@ -295,8 +344,16 @@ class Training:
         except SkippedStep:
             return
         except FloatingPointError as error:  # an optimiser that met a non-finite gradient
+            self._count_rest()
+            if isinstance(error, LateError):
+                raise self._failure(str(error), self._before) from error
+            if self._total is not None:
+                self._check_loss(float(self._total), taken)
             raise self._failure(str(error)) from error
         except ValueError as error:
+            if self._total is not None:  # the optimiser has looked at the update before
+                self._before = taken
+            self._count_rest()
             bad = first_nonfinite_weight(self.method.module)
             if bad is not None:
                 raise self._failure(f"weight {bad!r} is not finite") from error
@@ -307,19 +364,71 @@ class Training:
                 f"{self.epoch + 1}, or a piece of it, has no more: let the loader drop it (drop_last=True), "
                 "or set accumulate to 1"
             ) from error
+        self._before = None if self._late is None else taken
         if self.method.noise.parameters:
             self.method.noise.step()
-        numbers = {"loss": loss, **self.parts}
+        numbers: dict[str, Any] = {"loss": loss, **self.parts}
+        if self._late is None:
+            self._count({name: float(value) for name, value in numbers.items()}, taken)
+        else:
+            total: dict[str, Any] = {} if self._total is None else {"": self._total}
+            before = self._late.exchange(total | numbers, taken)
+            if before is not None:
+                self._count(*before)
+
+    def _count(self, numbers: dict[str, float], taken: _Taken) -> None:
+        """Add the numbers of an update to the epoch's; raise a `TrainingError` if it has failed."""
+        total = numbers.pop("", 0.0)
+        if not self.method.dead:
+            self._check_loss(total, taken)
+        worst = numbers.pop("worst", numbers.get("nll", numbers["loss"]))
         for name, value in numbers.items():
-            self.sums[name] = self.sums.get(name, 0.0) + float(value)
-        if self.guard.add(float(numbers.get("nll", loss))):
-            where = largest_weight(self.method.module)
+            self.sums[name] = self.sums.get(name, 0.0) + value
+        if self.guard.add(worst):
+            where = largest_weight(self.method.moving)
             raise self._failure(
                 f"the loss has grown from {self.guard.start:.3g} to {self.guard.recent[-1]:.3g}, and weight "
-                f"{where!r} has the largest entries"
+                f"{where!r} has the largest entries",
+                taken,
             )
 
+    def _count_rest(self) -> None:
+        """Count the last update, if its numbers have not been read, and look at what it has left."""
+        rest = None if self._late is None else self._late.rest()
+        found: FloatingPointError | None = None
+        try:
+            self.method.look()
+        except FloatingPointError as error:
+            found = error
+        if rest is not None:
+            self._count(*rest)
+        if found is not None:
+            raise self._failure(str(found), self._before) from found
+
+    def _average(self) -> float:
+        """Return the average loss of the epoch's updates, as far as it has been read."""
+        read = self.batch - (self._late is not None and self._late.waiting)
+        return self.sums["loss"] / read if read and "loss" in self.sums else math.nan
+
+    def _check_loss(self, loss: float, taken: _Taken) -> None:
+        """Raise a `TrainingError` that names the layer if the loss of an update is not finite."""
+        if math.isfinite(loss):
+            return
+        for tensor, before in taken.weights:
+            tensor.detach().copy_(before)
+        where = first_nonfinite_layer(self.method.suspect(), taken.inputs)
+        raise self._failure(f"the loss is not finite, {where}", taken)
+
+    def _weights_now(self) -> list[tuple[Tensor, Tensor]]:
+        """Copy the weights, unless they are too many, if a failure would be noticed after the update."""
+        module = self.method.moving
+        if self._late is None or not Kept.small(module):
+            return []
+        return [(t, t.detach().clone()) for t in (*module.parameters(), *module.buffers())]
+
     def _arranged(self, inputs: Any) -> Any:
+        # Only between devices: a conversion on the CPU is that of `suited`.
+        inputs = map_tensors(inputs, lambda tensor: sent(tensor, self.device))
         return arranged(suited(inputs, self.device, self.dtype), self.memory_format)
 
     def _keep(self) -> None:
@@ -341,12 +450,14 @@ class Training:
         kept = self._kept
         if kept is None or self.guard.tries >= RETRIES or "inputs have" in error.layer:
             raise error
-        if (self.epoch, self.batch) == (
-            kept.epoch,
-            0,
-        ):  # no step has been taken that could be shorter
+        begun = (self.epoch, self.batch) == (kept.epoch, 0)
+        if self._late is not None:
+            begun = error.step == kept.epoch * len(self.loader)
+        if begun:  # no step has been taken that could be shorter
             raise error
         self.guard.tries += 1
+        if self._late is not None:
+            self._late.rest()
         state = copied(kept.state)
         self.method.load_state_dict(state["method"])
         self.method.likelihood.load_state_dict(state["likelihood"])
@@ -384,22 +495,45 @@ class Training:
                 raise SkippedStep
         parameters = [p for group in self.method.optimizer.param_groups for p in group["params"]]
         if self.shared:
-            # The noise has its own Adam, whatever the method does with the network's gradients.
-            noise = list(self.method.noise.parameters.values())
-            averaged = [*parameters, *noise] if self.method.reduces_gradients else noise
-            distributed.average_gradients(averaged, share)
+            averaged = self._averaged()
+            apart = self.method.reduces_gradients
+            average_gradients(self._reduction, averaged, share, apart=apart)
         if self.clip_norm is not None:
             nn.utils.clip_grad_norm_(parameters, self.clip_norm)
 
-    def _failure(self, where: str) -> TrainingError:
-        step = self.epoch * len(self.loader) + self.batch
+    def _averaged(self) -> list[Tensor]:
+        """Return the parameters whose gradients are averaged over processes."""
+        # The noise has its own Adam, whatever the method does with the network's gradients.
+        noise: list[Tensor] = list(self.method.noise.parameters.values())
+        if not self.method.reduces_gradients:
+            return noise
+        return [
+            *(p for group in self.method.optimizer.param_groups for p in group["params"]),
+            *noise,
+        ]
+
+    def _sending(self, share: float, *, last: bool) -> AbstractContextManager[None]:
+        """Return a context in which the last backward pass sends what the update needs of its gradients."""
+        # A scaler unscales gradients after the pass, in a way that does not show.
+        if not (self.shared and last) or self.scaler.is_enabled():
+            return nullcontext()
+        if self.method.reduces_gradients:
+            return sent_early(self._reduction, self._averaged(), share)
+        # They are clipped before the optimiser sums up.
+        if self.clip_norm is not None or not isinstance(self.method.optimizer, WeightOptimizer):
+            return nullcontext()
+        return self.method.optimizer.sent_early()
+
+    def _failure(self, where: str, taken: _Taken | None = None) -> TrainingError:
+        epoch, batch = (self.epoch, self.batch) if taken is None else taken[:2]
+        step = epoch * len(self.loader) + batch
         kept = (
             ""
             if self.folder is None
             else f"; the last good checkpoint is kept in {self.folder.path}"
         )
         return TrainingError(
-            f"training broke down at step {step} (epoch {self.epoch + 1}): {where}; try a smaller lr, "
+            f"training broke down at step {step} (epoch {epoch + 1}): {where}; try a smaller lr, "
             f"clip_norm, or look for non-finite values in the data{kept}",
             step=step,
             layer=where,
@@ -469,7 +603,8 @@ class Training:
 
     def _save(self) -> None:
         self._saved_at = time.monotonic()
-        bad = first_nonfinite_weight(self.method.module)
+        self._count_rest()
+        bad = first_nonfinite_weight(self.method.moving)
         if bad is not None:
             step = self.epoch * len(self.loader) + self.batch
             raise TrainingError(
@@ -502,10 +637,13 @@ class Training:
 
     def _random_states(self) -> list[dict[str, Any]]:
         """Return the random states of this process, or of all that share the checkpoint."""
-        own = {"torch": torch.get_rng_state(), "method": self.method.plan.generator.get_state()}
+        own = {
+            "torch": generator_state(torch.default_generator),
+            "method": generator_state(self.method.plan.generator),
+        }
+        if self.device.type != "cpu":
+            own["device"] = device_random_state(self.device)
         if not self.shared:
-            if torch.cuda.is_available():
-                return [{**own, "cuda": torch.cuda.get_rng_state_all()}]
             return [own]
         both = {name: distributed.gather(state) for name, state in own.items()}
         return [dict(zip(both, states, strict=True)) for states in zip(*both.values(), strict=True)]
@@ -525,8 +663,8 @@ class Training:
             if place < len(states):
                 torch.set_rng_state(states[place]["torch"])
                 self.method.plan.generator.set_state(states[place]["method"])
-                if "cuda" in states[place]:
-                    torch.cuda.set_rng_state_all(states[place]["cuda"])
+                if "device" in states[place]:
+                    set_device_random_state(self.device, states[place]["device"])
         except PosteriorFileError:
             raise
         except (RuntimeError, LookupError, ValueError, TypeError, AttributeError) as error:
@@ -540,6 +678,7 @@ class Training:
         if self.method.one_per_rank or distributed.rank() == 0:
             # The checkpoint is the truth: rows that came later, or that are damaged, are written anew.
             self.folder.keep_metrics(self.history)
+            self.folder.write_traces(self.method.traces)
 
     def _stopped(self, by: int) -> None:
         name = signal.Signals(by).name if by else "a signal to another process"

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -18,7 +19,9 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from torchbayes.core.batch import call
 from torchbayes.core.outputs import Output, output_tensor
+from torchbayes.data.order import EpochLoader
 from torchbayes.likelihood import Likelihood
+from torchbayes.optim.base import ModelOptimizer
 from torchbayes.posterior import Posterior
 from torchbayes.train.noise import LearnedNoise
 from torchbayes.train.schedule import Schedule
@@ -44,6 +47,8 @@ class Plan:
         steps_per_epoch: The updates in an epoch.
         batch_size: The examples in a batch, if they are known.
         peek: Returns the first batch; None if there is no data.
+        joins: Whether batches of several epochs can be joined to a larger one, because the data is in memory
+            and nothing is done with parts of a batch or with all gradients together.
         generator: The source of the method's own randomness; saved with the run.
         new_model: Makes another network of the same kind with fresh random weights, or from `start`.
         schedule: How the learning rate changes.
@@ -65,6 +70,7 @@ class Plan:
     start: Start | None = None
     batch_size: int | None = None
     peek: Callable[[], Any] | None = None
+    joins: bool = False
 
 
 def arguments_of(cls: type) -> dict[str, inspect.Parameter]:
@@ -119,8 +125,11 @@ class Method(ABC):
         scheduler: Its learning-rate schedule.
         noise: The likelihood's own parameters; a method that trains several networks restarts it for each
             and keeps what each ends with.
-        logs: Numbers of the last loss to be averaged over the epoch in the run's history.
+        logs: Numbers of the last loss to be averaged over the epoch in the run's history; `worst` is not, by
+            which a breakdown is noticed among several networks.
         noted: Numbers for the history's row of the epoch that has ended.
+        chosen: Options that it has chosen by a trial; a resumed run is given them.
+        dead: Whether what is trained now has broken down and is left out, because there is more to train.
         traces: What a chain looked like now and then, for `torchbayes diagnose`; kept in the run folder.
 
     Args:
@@ -155,6 +164,8 @@ class Method(ABC):
         self.noise = LearnedNoise(likelihood)
         self.logs: dict[str, Tensor] = {}
         self.noted: dict[str, float] = {}
+        self.chosen: dict[str, Any] = {}
+        self.dead = False
         self.traces: list[dict[str, Any]] = []
 
     def build(self, cls: type[_Made], first: Any, **others: Any) -> _Made:
@@ -189,6 +200,30 @@ class Method(ABC):
         """The epochs that the loop has to run for `plan.epochs` of training."""
         return self.plan.epochs
 
+    @property
+    def moving(self) -> nn.Module:
+        """What holds the weights that the optimiser moves."""
+        return self.module
+
+    def suspect(self) -> nn.Module:
+        """Return the network whose last loss was not finite."""
+        return self.module
+
+    def batches(self, loader: EpochLoader, epoch: int, start: int) -> Iterator[Any]:
+        """Go through the batches of one of the loop's epochs.
+
+        Args:
+            loader: The training data.
+            epoch: The epoch's number, from 0.
+            start: Batches to leave out at its beginning.
+        """
+        return loader.batches(epoch, start)
+
+    @property
+    def own_folder(self) -> Path | None:
+        """The folder that the method itself writes to in training; `fit` keeps other runs out of it."""
+        return None
+
     def set_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Use `optimizer`, on the plan's schedule."""
         self.optimizer = optimizer
@@ -215,6 +250,15 @@ class Method(ABC):
         self.scheduler.step()
         assert loss is not None
         return loss  # type: ignore[return-value]
+
+    def look(self) -> None:
+        """Look at what the last step has left to be looked at afterwards, such as its gradients.
+
+        Raises:
+            FloatingPointError: If it was not finite.
+        """
+        if isinstance(self.optimizer, ModelOptimizer):
+            self.optimizer.look()
 
     def slow_down(self, factor: float) -> None:
         """Multiply the learning rate, now and in the schedule that is left."""

@@ -157,7 +157,7 @@ def method_options(method: type[Method]) -> dict[str, Option]:
     for source in [*method.uses, *algorithm, *own]:
         hints = get_type_hints(source.__init__)  # type: ignore[misc]
         for name, parameter in arguments_of(source).items():
-            if name in found:
+            if name in found and source not in own:
                 continue
             default = method.defaults.get(name, parameter.default)
             found[name] = Option(name, hints.get(name, Any), default, _meaning(source, name))

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from torchbayes.core.batch import split_batch
+from torchbayes.core.device import forked_random_numbers
 from torchbayes.core.errors import FileError, RunError
 from torchbayes.core.names import unwrapped
 from torchbayes.core.outputs import Output
@@ -272,7 +273,7 @@ def _network(
             f"{files.path} does not say how its {name} is built: pass it, as in load_run(folder, model)"
         )
     try:
-        with torch.random.fork_rng():
+        with forked_random_numbers():
             return build_model(**build)
     except (TypeError, ValueError) as error:
         raise FileError(

@@ -33,6 +33,7 @@ from torchbayes.core.errors import FileError, RunError, WriteError
 from torchbayes.core.locks import folder_lock
 from torchbayes.core.names import named_weights
 from torchbayes.core.reading import (
+    is_number,
     json_line,
     json_lines,
     read_json,
@@ -48,13 +49,22 @@ from torchbayes.posterior.posterior import assign
 from torchbayes.posthoc import Calibration
 from torchbayes.train.checkpoint import Checkpoint
 from torchbayes.train.likelihood_file import give, read_likelihood, write_likelihood
+from torchbayes.train.traces import are_traces
 
 __all__ = ["RunError", "RunFolder"]
 
 _LOG = logging.getLogger("torchbayes")
 
-# What a config.toml says about the run besides its settings; a resumed run takes over its defaults.
-_ABOUT = ("commit", "defaults", "processes", "torch", "torchbayes")
+# What a config.toml says about the run besides its settings; a resumed run takes over its defaults and what
+# it has chosen.
+_ABOUT = ("chosen", "commit", "defaults", "processes", "torch", "torchbayes")
+
+# What digests are of, in words.
+_DIGESTS = {
+    "data_checksum": "other data",
+    "network_checksum": "another network",
+    "teacher_checksum": "another teacher",
+}
 
 
 def _without_none(value: Any) -> Any:
@@ -70,6 +80,12 @@ def _with_versions(config: dict[str, Any]) -> dict[str, Any]:
     """Return what config.toml holds; settings that were read from one have the versions of their run."""
     own = {} if "torchbayes" in config else {"torchbayes": __version__, "torch": torch.__version__}
     return {**own, **_without_none(config)}
+
+
+def _is_epoch(row: Mapping[str, Any]) -> bool:
+    """Whether a row of metrics.jsonl holds single values, and a time that is a number, if it has one."""
+    single = not any(isinstance(value, (dict, list)) for value in row.values())
+    return single and is_number(row.get("seconds", 0.0))
 
 
 class RunFolder:
@@ -116,6 +132,20 @@ class RunFolder:
     def _remedy(self) -> str:
         return f"start the run in {self.path} again with resume=True, which writes it anew"
 
+    def check_not_lost(self) -> None:
+        """Raise a `RunError` if there is a run without its settings: nobody could tell what made it."""
+        if self.config_file.exists():
+            return
+        left = [
+            *self.path.glob("checkpoint*.safetensors"),
+            *self.path.glob("posterior.safetensors"),
+        ]
+        if left:
+            raise RunError(
+                f"{self.path} has a {min(left).name} but no config.toml, which says what made it: restore "
+                "config.toml, or remove the folder to train the run again"
+            )
+
     def read_config(self) -> dict[str, Any]:
         """Return the settings that the run was started with."""
         if not self.config_file.exists():
@@ -151,15 +181,23 @@ class RunFolder:
         """
         there, here = self.read_config(), _without_none(config)
         before = _without_none({} if defaults is None else dict(defaults))
-        for key in sorted(there.keys() | here.keys()):
+        for key in sorted(there.keys() | here.keys(), key=lambda key: (key in _DIGESTS, key)):
             if key in _ABOUT:
                 continue
             was, now = there.get(key, before.get(key)), here.get(key, before.get(key))
-            if was != now:
+            if was == now or (
+                key == "network_checksum" and there.get("torch") != torch.__version__
+            ):
+                continue  # how a network prints itself is up to torch
+            if key in _DIGESTS:
                 raise RunError(
-                    f"{self.path} holds a run with {key} = {was!r}, not {now!r}: "
-                    "resume it with its own settings or choose another folder"
+                    f"{self.path} holds a run with {_DIGESTS[key]} ({key} = {was!r}, not {now!r}): "
+                    "resume it with its own or choose another folder"
                 )
+            raise RunError(
+                f"{self.path} holds a run with {key} = {was!r}, not {now!r}: "
+                "resume it with its own settings or choose another folder"
+            )
 
     def processes(self) -> int | None:
         """Return how many processes began the run, each with its own chains or members, or None."""
@@ -274,6 +312,11 @@ class RunFolder:
             FileError: If a row is damaged, or one is missing that the checkpoint counts.
         """
         rows = read_json_lines(self.metrics_file, self._remedy)
+        odd = next((n for n, row in enumerate(rows, 1) if not _is_epoch(row)), None)
+        if odd is not None:
+            raise FileError(
+                f"{self.metrics_file} is damaged, line {odd} is not that of an epoch: {self._remedy}"
+            )
         counted = self.checkpoint.rows()
         if counted is None:
             return rows
@@ -294,6 +337,10 @@ class RunFolder:
         """Return the traces of all processes, ordered by chain and update."""
         files = sorted(self.path.glob("traces*.jsonl"))
         rows = [row for file in files for row in read_json_lines(file, self._remedy, whole=True)]
+        if not are_traces(rows):
+            raise FileError(
+                f"{self.traces_file} is damaged, its lines are not those of one run's traces: {self._remedy}"
+            )
         return sorted(rows, key=lambda row: (row["chain"], row["update"]))
 
     def keep_metrics(self, rows: list[dict[str, Any]]) -> None:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from torchbayes.core.batch import arguments, uncompiled
+from torchbayes.core.batch import arguments, map_leaves, map_tensors, uncompiled
+from torchbayes.core.late import Late
 from torchbayes.core.names import own_weights
 from torchbayes.core.outputs import Output, output_tensor
 from torchbayes.core.parameters import trainable
@@ -21,6 +22,11 @@ from torchbayes.train.method import loss_of
 from torchbayes.train.throughput import arranged
 
 __all__ = ["StackedChains", "StackedPrior"]
+
+
+def _dimension(leaf: Any) -> int | None:
+    """Return along which dimension what belongs to each chain is stacked."""
+    return 0 if isinstance(leaf, Tensor) else None
 
 
 class StackedPrior(Prior):
@@ -36,9 +42,8 @@ class StackedPrior(Prior):
     @classmethod
     def of(cls, prior: Prior) -> Prior:
         """Return the prior itself if it is the same for every entry, so that stacking does not matter."""
-        if not isinstance(prior, GaussianPrior) or isinstance(prior.precision, dict):
-            return cls(prior)
-        return cls(prior) if isinstance(prior.mean, dict) else prior
+        alike = isinstance(prior, GaussianPrior) and prior.shared is not None
+        return prior if alike else cls(prior)
 
     def log_prob_of(self, name: str, weight: Tensor) -> Tensor:
         """Return the sum over chains."""
@@ -71,6 +76,7 @@ class StackedChains:
         model: A copy of the network whose parameters have a first dimension for the chains: what the
             sampler moves.
         alive: Which chains are still finite, (chains,).
+        left: Their numbers; those of an accelerator are known one step later.
 
     Args:
         model: The network.
@@ -102,12 +108,17 @@ class StackedChains:
             for name, p in list(module._parameters.items()):
                 if id(p) in stacked:
                     module._parameters[name] = stacked[id(p)]
+        self._stacked: Weights = {
+            **trainable(self.model)
+        }  # by names that are not looked up at every step
         device = next(iter(stacked.values())).device
         self.alive = torch.ones(len(starts), dtype=torch.bool, device=device)
+        self.left = list(range(len(starts)))
+        self._late = Late()
 
     def losses(
         self, inputs: Any, targets: Tensor, weights: Tensor | None = None,
-        noise: Mapping[str, Tensor] | None = None,
+        noise: Mapping[str, Tensor] | None = None, *, apart: bool = False,
     ) -> Tensor:  # fmt: skip
         """Return the mean loss of a batch for every chain, (chains,).
 
@@ -117,11 +128,16 @@ class StackedChains:
             weights: The weights of its examples, or None.
             noise: The likelihood's own parameters by name, a row for each chain; if None, or without any,
                 the present ones for all.
+            apart: Whether each chain has a batch of its own, as large as the others': they follow each other
+                in `inputs`, `targets` and `weights`, which then hold tensors only.
         """
         # vmap does not know other formats everywhere.
-        positional, named = arguments(arranged(inputs, "contiguous"))
+        batch = arguments(arranged(inputs, "contiguous")), targets, weights
+        if apart:
+            batch = map_tensors(batch, lambda t: t.unflatten(0, (len(self.alive), -1)))
 
-        def one(chain: Weights, level: Weights) -> Tensor:
+        def one(chain: Weights, level: Weights, batch: Any) -> Tensor:
+            (positional, named), targets, weights = batch
             own = own_weights(self._net, chain)
             outputs = functional_call(self._net, own, positional, named)
             loss = _Loss(self._likelihood, self._output, weights)
@@ -129,27 +145,55 @@ class StackedChains:
             found: Tensor = functional_call(loss, levels, (outputs, targets))
             return found
 
-        stacked: Weights = {**trainable(self.model)}
+        given = (0, 0, map_leaves(batch, _dimension) if apart else None)
         with uncompiled():
-            losses: Tensor = vmap(one, randomness="different")(stacked, dict(noise or {}))
+            losses: Tensor = vmap(one, given, randomness="different")(
+                self._stacked, dict(noise or {}), batch
+            )
         return losses
 
     @torch.no_grad()
     def check_gradients(self) -> list[int]:
-        """Discard chains whose gradient is not finite and return their numbers."""
+        """Discard chains whose gradient is not finite and return their numbers.
+
+        On an accelerator, the numbers are those of the step before.
+        """
         finite = self.alive.clone()
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         for gradient in gradients:
             finite &= torch.isfinite(gradient).reshape(len(gradient), -1).all(1)
-        died = (self.alive & ~finite).nonzero().flatten().tolist()
         self.alive = finite
+        if finite.device.type != "cpu":
+            died = self.look()
+            self._late.exchange({str(i): fine for i, fine in enumerate(finite.unbind())}, None)
+            for rows in (*gradients, *trainable(self.model).values()):
+                mask = finite.view(-1, *[1] * (rows.dim() - 1))
+                rows.copy_(torch.where(mask, rows, 0))
+            return died
+        died = self._note(finite.tolist())
         if not bool(finite.all()):
             # Zero failed chains so that they stay finite.
             for gradient in gradients:
                 gradient[~finite] = 0
             for p in trainable(self.model).values():
                 p[~finite] = 0
-        return [int(number) for number in died]
+        return died
+
+    def look(self) -> list[int]:
+        """Look which chains an accelerator has found dead in the last step, if it has not been done."""
+        read = self._late.rest()
+        return [] if read is None else self._note([value > 0 for value in read[0].values()])
+
+    def _note(self, alive: list[bool]) -> list[int]:
+        """Note which chains are left, and return the others of those that were."""
+        died = [number for number in self.left if not alive[number]]
+        self.left = [number for number in self.left if alive[number]]
+        return died
+
+    def revive(self, alive: Tensor) -> None:
+        """Continue from a checkpoint's `alive`."""
+        self.alive, self._late = alive.to(self.alive.device), Late()
+        self.left = [number for number, fine in enumerate(alive.tolist()) if fine]
 
     def weights(self, chain: int) -> Weights:
         """Return the weights of one chain."""

@@ -15,9 +15,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchbayes.core import distributed
 from torchbayes.core.batch import batch_len, device_of, map_tensors, slice_batch
+from torchbayes.core.device import forked_random_numbers
 
 __all__ = [
     "FORMATS",
@@ -26,6 +28,7 @@ __all__ = [
     "check_format",
     "choose_format",
     "compiled",
+    "emulates",
     "few",
 ]
 
@@ -35,6 +38,9 @@ _LOG = logging.getLogger("torchbayes")
 _EXAMPLES, _REPETITIONS = 64, 3
 _WORTH = 0.97  # of the time: less of a difference may be noise
 _LAST, _FIRST = "channels_last", "contiguous"
+# oneDNN issue 6035: the gradient of the weights of a 1×1 convolution with a stride corrupts the heap, or is
+# wrong, if it has fewer input channels than a block of the AVX2 kernel.
+_LEAST_CHANNELS = 8
 
 
 def arranged(inputs: Any, memory_format: str | None) -> Any:
@@ -74,13 +80,48 @@ def choose_format(model: nn.Module, loss: Callable[[nn.Module, Any], Tensor], in
     """
     best = _FIRST
     if any(p.dim() == 4 for p in model.parameters()):
-        best = _timed(copy.deepcopy(model), loss, inputs)
+        danger = _overrun(model, loss, inputs)
+        if danger is None:
+            best = _timed(copy.deepcopy(model), loss, inputs)
+        else:
+            _LOG.info("memory_format: contiguous, because of %s", danger)
     return FORMATS[int(distributed.gather(torch.tensor(FORMATS.index(best)))[0])]
+
+
+def _overrun(model: nn.Module, loss: Callable[[nn.Module, Any], Tensor], inputs: Any) -> str | None:
+    """Return what would write past its memory in channels_last on a CPU, or None."""
+    if device_of(model).type != "cpu":
+        return None
+    watching = _StridedPointwise()  # type: ignore[no-untyped-call]
+    try:
+        with forked_random_numbers(), torch.no_grad(), watching:
+            loss(copy.deepcopy(model), arranged(inputs, _FIRST))
+    except RuntimeError:  # as training will say
+        return None
+    if not watching.fewest < _LEAST_CHANNELS:
+        return None
+    return (
+        f"a 1×1 convolution with a stride and {watching.fewest} input channels, whose gradient oneDNN writes "
+        f"past its memory below {_LEAST_CHANNELS}"
+    )
+
+
+class _StridedPointwise(TorchDispatchMode):
+    """Notes the fewest input channels of 1×1 convolutions with a stride."""
+
+    fewest = 1 << 30
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.convolution.default:
+            weight, stride = args[1], args[3]
+            if weight.dim() == 4 and tuple(weight.shape[2:]) == (1, 1) and max(stride) > 1:
+                self.fewest = min(self.fewest, weight.shape[1])
+        return func(*args, **(kwargs or {}))
 
 
 def _timed(twin: nn.Module, loss: Callable[[nn.Module, Any], Tensor], inputs: Any) -> str:
     device, times = device_of(twin), {_FIRST: [0.0], _LAST: [0.0]}
-    with _own_random_numbers():
+    with forked_random_numbers():
         for _ in range(1 + _REPETITIONS):
             for form in times:
                 piece = arranged(inputs, form)
@@ -113,9 +154,15 @@ def check_format(
     model: nn.Module, loss: Callable[[nn.Module, Any], Tensor], inputs: Any, memory_format: str
 ) -> None:
     """Raise a `ValueError` if a network cannot compute in a format."""
+    danger = _overrun(model, loss, inputs) if memory_format == _LAST else None
+    if danger is not None:
+        raise ValueError(
+            f"memory_format={memory_format!r} is not safe for {type(model).__name__} because of {danger}: "
+            "give the layer more channels, or leave out memory_format"
+        )
     twin = copy.deepcopy(model)
     try:
-        with _own_random_numbers():
+        with forked_random_numbers():
             loss(twin, arranged(inputs, memory_format)).backward()
     except RuntimeError as error:
         raise ValueError(
@@ -125,17 +172,20 @@ def check_format(
         ) from error
 
 
+def emulates(amp: str | None, device: torch.device) -> bool:
+    """Whether a processor has no instructions for a type, so that convolutions in it are far slower."""
+    if amp is None or device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return False
+    short = "bf16" if amp == "bfloat16" else "fp16"
+    supported = getattr(torch.ops.mkldnn, f"_is_mkldnn_{short}_supported", None)
+    return supported is not None and not supported()
+
+
 def few(inputs: Any, targets: Tensor, splits: bool) -> tuple[Any, Tensor]:
     """Return as much of a batch as is needed to see which format is faster."""
     if not splits or batch_len(inputs) <= _EXAMPLES:
         return inputs, targets
     return slice_batch(inputs, 0, _EXAMPLES), targets[:_EXAMPLES]
-
-
-@contextlib.contextmanager
-def _own_random_numbers() -> Iterator[None]:
-    with torch.random.fork_rng(list(range(torch.cuda.device_count()))):
-        yield
 
 
 def check_backend(backend: bool | str) -> None:

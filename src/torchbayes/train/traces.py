@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchbayes.core.names import named_parameters
+from torchbayes.core.reading import is_number
 from torchbayes.optim.sampler import Sampler
 
-__all__ = ["Tracer"]
+__all__ = ["Tracer", "are_traces"]
 
 _ROWS = 200
 
@@ -46,9 +48,9 @@ class Tracer:
 
     @torch.no_grad()
     def row(
-        self, sampler: Sampler, loss: float, *, chain: int, update: int, stacked: int | None = None
-    ) -> dict[str, Any]:
-        """Return the diagnostics after an update.
+        self, sampler: Sampler, loss: Tensor, *, chain: int, update: int, stacked: int | None = None
+    ) -> tuple[list[Tensor], Callable[[list[float]], dict[str, Any]]]:
+        """Return the numbers that the diagnostics after an update need, and the function of them.
 
         Args:
             sampler: The chain's sampler.
@@ -58,8 +60,8 @@ class Tracer:
             stacked: Index of the chain among stacked ones, if weights are stacked.
 
         Returns:
-            `energy` is this batch's estimate of the negative log-posterior. `temperature`,
-            `thermostat` and `update_size` (root mean square) are by layer.
+            The function returns the row. `energy` is this batch's estimate of the negative log-posterior.
+            `temperature`, `thermostat` and `update_size` (root mean square) are by layer.
         """
         group = sampler.param_groups[0]
         now = {
@@ -71,22 +73,50 @@ class Tracer:
             now = {name: tensor[stacked] for name, tensor in now.items()}
             was = {name: tensor[stacked] for name, tensor in was.items()}
             prior = getattr(prior, "prior", prior)
-        sums: dict[str, list[float]] = {}
+        sums = sampler.vital_sums(stacked)
+        moved = sums["update_size"] = {}
         for name, tensor in now.items():
-            total = sums.setdefault(name.rpartition(".")[0], [0.0, 0.0])
-            total[0] += float((tensor - was[name]).square().sum(dtype=torch.float64))
-            total[1] += tensor.numel()
-        vitals = sampler.vitals(stacked)
-        vitals["update_size"] = {layer: (s / count) ** 0.5 for layer, (s, count) in sums.items()}
-        likelihood = group["train_size"] / group["temperature"] * loss
+            square = (tensor - was[name]).square().sum(dtype=torch.float64)
+            moved.setdefault(name.rpartition(".")[0], []).append((square, tensor.numel()))
+        numbers = [loss.detach(), prior.log_prob(now)]
+        numbers += [s for of in sums.values() for some in of.values() for s, _ in some]
+        per_example = group["train_size"] / group["temperature"]
+        lr, cold = group["lr"], group.get("prior_temperature", 1.0)
+
+        def finished(values: list[float]) -> dict[str, Any]:
+            loss, log_prior, *rest = values
+            left = iter(rest)
+            vitals = sampler.averages(sums, lambda _: next(left))
+            squares = vitals["update_size"]
+            vitals["update_size"] = {layer: mean**0.5 for layer, mean in squares.items()}
+            return {
+                "chain": chain,
+                "update": update,
+                "lr": lr,
+                "loss": loss,
+                "energy": per_example * loss - log_prior / cold,
+                **{
+                    what: {layer: float(f"{value:.5g}") for layer, value in layers.items()}
+                    for what, layers in vitals.items()
+                },
+            }
+
+        return numbers, finished
+
+
+def are_traces(rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether tables have the form of a run's rows: the same numbers of the same layers in each."""
+
+    def form(row: Mapping[str, Any]) -> dict[str, Any]:
         return {
-            "chain": chain,
-            "update": update,
-            "lr": group["lr"],
-            "loss": loss,
-            "energy": likelihood - float(prior.log_prob(now)),
-            **{
-                what: {layer: float(f"{value:.5g}") for layer, value in layers.items()}
-                for what, layers in vitals.items()
-            },
+            name: set(value) if isinstance(value, dict) else None for name, value in row.items()
         }
+
+    def fine(row: Mapping[str, Any]) -> bool:
+        counted = all(type(row.get(name)) is int and row[name] >= 0 for name in ("chain", "update"))
+        tables = [value for value in row.values() if isinstance(value, dict)]
+        single = (value for value in row.values() if not isinstance(value, dict))
+        inside = (value for table in tables for value in table.values())
+        return counted and bool(tables) and all(map(is_number, (*single, *inside)))
+
+    return all(fine(row) and form(row) == form(rows[0]) for row in rows)

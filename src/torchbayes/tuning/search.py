@@ -32,6 +32,9 @@ _STUDY = "torchbayes"
 _WAIT = 8  # trials before proposals and pruning begin
 _OVER = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed"}
 
+# What searches of older versions do not say.
+_LATER = ("data_checksum", "init_checksum", "reset_weights", "table_sha256")
+
 _STORES = ("sqlalchemy", "sqlite3", "optuna", "alembic")
 
 
@@ -174,6 +177,8 @@ class Search:
             self._study.set_user_attr("about", about)
             return
         for key in [*about, *before]:
+            if key in _LATER and key not in before:
+                continue
             if before.get(key) != about.get(key):
                 raise RunError(
                     f"{self._folder} holds a search with {key} {before.get(key)!r}, not {about.get(key)!r}: "
@@ -258,7 +263,8 @@ class Search:
         return Trial(found.number, dict(found.params), nll, state, found.user_attrs.get("why", ""))
 
     def _begun(self) -> int:
-        return sum(not _lost(t) for t in self._study.trials)
+        # One that waits to be tried again is tried by the next that asks.
+        return sum(not _lost(t) and t.state.name != "WAITING" for t in self._study.trials)
 
     def _bury(self) -> None:
         """Mark the trials whose process has died, and have their options tried again."""

@@ -31,6 +31,9 @@ def default_space(method: type[Method], train_size: int) -> dict[str, tuple[floa
     space: dict[str, tuple[float, float]] = {}
     if "lr" in options:
         usual = options["lr"].default
+        if usual is None:
+            rates = (getattr(used, "usual_rate", None) for used in method.uses)
+            usual = next((rate for rate in rates if rate is not None), None)
         if usual is not None:
             space["lr"] = (_RATE[0] * usual, _RATE[1] * usual)
         elif "lr" in values_in_use(method, train_size):

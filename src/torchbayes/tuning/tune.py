@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from torchbayes.data.order import EpochLoader
 from torchbayes.predict.predictive import predictive
 from torchbayes.train.data import as_loader, spelled
 from torchbayes.train.fit import fit
+from torchbayes.train.identity import data_checksum
 from torchbayes.train.progress import NoProgress, Progress, RichProgress
 from torchbayes.train.registry import check_options, find_method
 from torchbayes.train.run import Run
@@ -97,6 +99,8 @@ def tune(
         "arguments": {name: repr(value) for name, value in sorted(arguments.items())},
     }  # fmt: skip
     place = None if folder is None else Path(folder)
+    if place is not None:
+        about["data_checksum"] = data_checksum(loader)
     search = Search(
         method, space, about, folder=place, resume=resume, epochs=epochs or 10, seed=seed
     )
@@ -108,10 +112,15 @@ def tune(
     def objective(number: int, options: dict[str, Any], report: Report) -> float:
         shown: Progress = RichProgress() if progress else NoProgress()
         shown.note(f"trial {number + 1} of {trials}: {options or 'the defaults'}")
-        run = fit(
-            model, train_set, method=method, validation=held_out, seed=seed, progress=shown,
-            logger=report, **{**arguments, **options},
-        )  # fmt: skip
+        with warnings.catch_warnings(record=number > 0) as said:
+            if number > 0:  # a search tries bad settings, too: of those, warnings are notes
+                warnings.simplefilter("always", UserWarning)
+            run = fit(
+                model, train_set, method=method, validation=held_out, seed=seed, progress=shown,
+                logger=report, **{**arguments, **options},
+            )  # fmt: skip
+        for warning in said or ():
+            shown.note(f"trial {number + 1}: {warning.message}")
         return held_out_nll(run, held_out, samples)
 
     def after(trial: Trial) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 import torchbayes as tb
 from torchbayes.applications.distill import SoftLabels
 from torchbayes.cli import main
+from torchbayes.core.errors import RunError
 from torchbayes.experiments.settings import Experiment
 from torchbayes.experiments.training import train_experiment
 
@@ -71,3 +73,27 @@ def test_the_command_scores_teacher_and_student(
     assert rows["student"]["accuracy"] > rows["teacher"]["accuracy"] - 0.04
     assert (run / "student" / "posterior.safetensors").exists()
     assert set(json.loads((run / "distill.json").read_text())["student"]) >= {"nll", "ece"}
+
+
+def test_a_student_of_another_teacher_is_refused(tmp_path: Path) -> None:
+    teacher, inputs = nn.Linear(1, 2), torch.linspace(-1, 1, 20).unsqueeze(1)
+    weights = tb.snapshot(teacher)
+
+    def student(posterior: tb.Posterior, **more: Any) -> tb.Run:
+        return tb.applications.distill(
+            lambda: nn.Linear(1, 2), teacher, posterior, more.pop("inputs", inputs),
+            **{"epochs": 1, "folder": tmp_path, "resume": True, "progress": False, **more},
+        )  # fmt: skip
+
+    point = tb.Point(weights)
+    assert student(point).history == student(point).history
+    with pytest.raises(RunError, match="holds a run with another teacher"):
+        student(tb.Point({name: w + 1 for name, w in weights.items()}))
+    with pytest.raises(RunError, match="holds a run with another teacher"):
+        student(tb.Gaussian(weights, {name: w.abs() + 0.1 for name, w in weights.items()}))
+    with pytest.raises(RunError, match=r"noise_std = 0\.1, not 0\.5"):
+        student(point, noise_std=0.5)
+    with pytest.raises(RunError, match="samples = 32, not 4"):
+        student(point, samples=4)
+    with pytest.raises(RunError, match="holds a run with other data"):
+        student(point, inputs=inputs + 1)

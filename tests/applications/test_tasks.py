@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torchbayes.applications.tasks import permuted_tasks, split_tasks
 from torchbayes.cli.continual import _show
 from torchbayes.core.errors import RunError
 from torchbayes.core.reading import read_json
+from torchbayes.core.storage import write_json
 from torchbayes.data import load_data
 from torchbayes.models import mlp
 from torchbayes.train.registry import check_options, find_method
@@ -154,6 +156,26 @@ def test_tasks_go_on_where_they_were_stopped_bit_for_bit(tmp_path: Path) -> None
         learn(tmp_path, epochs=2)
     with pytest.raises(RunError, match="holds tasks with options"):
         learn(tmp_path, lr=1e-4)
+    for other in (
+        replace(tasks[2], train=tasks[2].train.subset(torch.arange(100))),
+        replace(tasks[2], order=tasks[1].order),
+    ):
+        with pytest.raises(
+            RunError, match="holds tasks of other data: continue them with their own"
+        ):
+            learn_tasks(
+                mlp(64, hidden=(10,)),
+                [*tasks[:2], other],
+                "vogn",
+                epochs=1,
+                folder=tmp_path,
+                lr=1e-3,
+            )
+    with pytest.raises(RunError, match="began with another network or other weights"):
+        learn_tasks(mlp(64, hidden=(10,)), tasks, "vogn", epochs=1, folder=tmp_path, lr=1e-3)
+    older = {k: v for k, v in read_json(tmp_path / "tasks.json", "").items() if "checksum" not in k}
+    write_json(tmp_path / "tasks.json", older)
+    assert learn(tmp_path).accuracy == whole.accuracy
 
 
 def test_ten_tasks_can_be_read_on_an_ordinary_terminal(

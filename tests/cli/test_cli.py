@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import shutil
 import stat
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ import torchbayes as tb
 from torchbayes.cli import app
 from torchbayes.core.reading import read_json
 from torchbayes.data.transform import Normalise
+from torchbayes.experiments.compare import Comparison
 from torchbayes.experiments.evaluation import evaluate
 from torchbayes.experiments.saved_predictions import Predictions
 from torchbayes.experiments.settings import Experiment
@@ -89,6 +91,27 @@ def test_a_run_starts_from_the_weights_of_another(run, trained: Path, tmp_path: 
     code, _, err = run(*words, "--init", tmp_path / "no.safetensors", "--out", tmp_path / "none")
     assert code == 2
     assert "no.safetensors', and there is no such file" in sentence(err)
+
+
+def test_an_ensemble_starts_from_a_file_for_each_member(run, trained: Path, tmp_path: Path) -> None:
+    first, second = trained / "posterior.safetensors", tmp_path / "second.safetensors"
+    shutil.copyfile(first, second)
+    words = ["train", "--model", "mlp", "--model-set", "hidden=[64]", "--epochs", "1"]
+    words += ["--init", str(first), "--init", str(second), "--setting", "examples=200"]
+    out = tmp_path / "r"
+    code, _, err = run(*words, "--method", "ensemble", "--set", "members=2", "--out", out)
+    assert code == 0, err
+    assert "starts from 2 given networks" in " ".join(err.split())
+    assert "second.safetensors" in (out / "config.toml").read_text()
+    (out / "scores.json").unlink()
+    code, _, err = run(
+        *words, "--method", "ensemble", "--set", "members=2", "--out", out, "--resume"
+    )
+    assert code == 0, err
+    assert run("evaluate", out)[0] == 0
+    code, _, err = run(*words, "--method", "map", "--out", tmp_path / "map")
+    assert code == 2
+    assert "init has 2 starting points, but this method trains one network" in sentence(err)
 
 
 def test_compare_writes_results_and_a_page(run, tmp_path: Path) -> None:
@@ -407,17 +430,21 @@ def test_the_out_of_distribution_set_is_named(run, trained: Path) -> None:
     assert f"out of distribution (OOD): {ood_for(load_data('digits')).name}" in out
 
 
-def test_only_a_bare_compare_is_the_demo(run, tmp_path: Path) -> None:
+def test_only_a_bare_compare_is_the_demo(
+    run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With --data the ordinary defaults apply, for digits as for any other data set."""
-    quick = ["--methods", "swa", "--epochs", "1", "--samples", "2", "--json"]
-    found = {}
+    plans: list[Comparison] = []
+
+    def plan_only(plan: Comparison, *_: object) -> None:
+        plans.append(plan)
+        raise ValueError("planned")
+
+    monkeypatch.setattr(Comparison, "run", plan_only)
+    words = ["compare", "--methods", "map,ensemble"]
     for name, more in {"demo": [], "digits": ["--data", "digits"]}.items():
-        code, out, err = run("compare", *quick, *more, "--out", tmp_path / name)
-        assert code == 0, err
-        folder = tmp_path / name / json.loads(out)["methods"]["swa"]["runs"][0]["folder"]
-        found[name] = (
-            TrainedRun(folder).experiment.options,
-            (folder / "corruptions.json").exists(),
-        )
-    assert found["demo"] == ({"optimizer": "sgd", "lr": 0.1}, True)
-    assert found["digits"] == ({}, False)
+        code, _, err = run(*words, *more, "--out", tmp_path / name)
+        assert (code, sentence(err)) == (2, "torchbayes: planned")
+    found = [([job.experiment.epochs for job in plan.jobs], plan.corruptions) for plan in plans]
+    # The demo's five members have a fifth of the epochs each, so that they cost what one network does.
+    assert found == [([40, 8], True), ([30, 30], False)]

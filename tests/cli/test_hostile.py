@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import logging
 import resource
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from torchbayes.cli.output import visible
+from torchbayes.cli.output import visible, visible_notices
 from torchbayes.experiments.saved_predictions import Predictions
+from torchbayes.experiments.table_predictions import write_csv
 from torchbayes.report import load_results
 
 from ..processes import processes
@@ -55,6 +59,44 @@ def test_class_names_with_escape_sequences(run, tmp_path: Path) -> None:
     code, out, _ = run("predict", folder, tmp_path / "\x1b[2Jmissing.png")
     assert code == 2
     assert "\x1b" not in out
+
+
+def test_log_lines_and_warnings_with_escape_sequences(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with visible_notices():
+        assert logging.lastResort is not None
+        record = logging.makeLogRecord({"msg": "begun by %s", "args": (ESCAPES,), "levelno": 30})
+        logging.lastResort.handle(record)
+        shown = warnings.formatwarning(ESCAPES, UserWarning, "f.py", 1, "")
+    err = capsys.readouterr().err
+    for text in (err, shown):
+        assert "\\x1b]0;title\\x07" in text
+        assert text.replace("\n", "").isprintable()
+    assert "\x1b" in warnings.formatwarning(ESCAPES, UserWarning, "f.py", 1, "")  # as before
+
+
+def test_a_class_that_a_spreadsheet_would_run(tmp_path: Path) -> None:
+    names = ["=HYPERLINK(1)", "-1", "@x", "a", "-x"]
+    rows = [{"prediction": n, "set90": [n, "b"], "entropy": -0.5, "p_=x": 1.0} for n in names]
+    write_csv(tmp_path / "p.csv", rows)
+    with (tmp_path / "p.csv").open(newline="") as file:
+        head, *found = csv.reader(file)
+    assert head == ["prediction", "set90", "entropy", "p_=x"]
+    assert [row[0] for row in found] == ["'=HYPERLINK(1)", "-1", "'@x", "a", "'-x"]
+    assert found[0][1:] == ["'=HYPERLINK(1)|b", "-0.5", "1.0"]
+
+
+def test_a_comparison_with_nothing_but_methods(run, tmp_path: Path) -> None:
+    (tmp_path / "results.json").write_text('{"data": "digits", "methods": {"map": {"nll": 1}}}')
+    code, out, err = run("report", tmp_path)
+    assert code == 0, err
+    assert "on digits" in out
+    odd = {"data": 1, "notes": 3, "failed": [], "settings": None,
+           "methods": {"a": {"nll": "x", "spread": []}, "b": {"nll": None, "accuracy": True}}}  # fmt: skip
+    (tmp_path / "results.json").write_text(json.dumps(odd))
+    code, _, err = run("report", tmp_path)
+    assert code == 0, err
 
 
 def test_a_network_that_no_memory_can_hold(run, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from torchbayes.data import make_loader
 from torchbayes.experiments.settings import Experiment
 from torchbayes.experiments.trained_run import TrainedRun
 from torchbayes.experiments.training import train_experiment
+from torchbayes.train.run_folder import RunFolder
 
 
 def trained(folder: Path, **settings: object) -> Path:
@@ -61,6 +62,15 @@ def test_a_classifier(run, tmp_path: Path) -> None:
     code, _, err = run("laplace", folder)
     assert code == 2
     assert "already holds a run" in err
+    # Killed before the scores, which come last: the same command makes them.
+    (Path(result["run"]) / "scores.json").unlink()
+    code, out, err = run("laplace", folder, "--json")
+    assert code == 0, err
+    assert json.loads(out)["scores"]["laplace, draws"]["nll"] == rows["laplace, draws"]["nll"]
+    with RunFolder(folder.with_name("busy")).locked():
+        code, _, err = run("laplace", folder, "--out", folder.with_name("busy"))
+    assert code == 2
+    assert "is in use by process" in err
 
 
 @pytest.mark.filterwarnings("ignore:the network is not at a maximum")
@@ -79,6 +89,38 @@ def test_a_regression_keeps_its_noise(run, tmp_path: Path) -> None:
     assert rows["laplace, draws"]["nll"] == pytest.approx(
         rows["laplace, linearised"]["nll"], abs=0.1
     )
+
+
+@pytest.mark.filterwarnings("ignore:the network is not at a maximum")
+def test_a_precision_that_training_chose_is_the_prior(run, tmp_path: Path) -> None:
+    folder = trained(
+        tmp_path / "chosen",
+        model="mlp",
+        model_options={"hidden": [16]},
+        options={"evidence_every": 1},
+    )
+    code, _, err = run("laplace", folder, "--no-evidence", "--curvature", "empirical")
+    assert code == 0, err
+    chosen = RunFolder(folder).read_metrics()[-1]["prior_precision"]
+    options = TrainedRun(tmp_path / "chosen-laplace").experiment.options
+    assert options["prior"] == chosen != 1
+    assert options["curvature"] == "empirical"
+    assert run("report", tmp_path / "chosen-laplace")[0] == 0
+    page = (tmp_path / "chosen-laplace" / "report.html").read_text("utf-8")
+    assert "empirical Fisher" in page
+
+
+@pytest.mark.filterwarnings("default:the network is not at a maximum")
+def test_what_is_refused_leaves_nothing_and_warnings_are_sentences(run, tmp_path: Path) -> None:
+    folder = trained(tmp_path / "digits", model_options={"hidden": [16]}, model="mlp", epochs=1)
+    for refused in (["--structure", "kroneker"], ["--subset", "nothing"], ["--curvature", "hess"]):
+        code, _, err = run("laplace", folder, *refused)
+        assert code == 2, err
+        assert not (tmp_path / "digits-laplace").exists()
+    code, out, err = run("laplace", folder)
+    assert code == 0, err
+    assert "warning: the network is not at a maximum of the posterior" in out
+    assert "UserWarning" not in out + err
 
 
 def test_other_runs_are_refused_in_a_sentence(run, tmp_path: Path) -> None:

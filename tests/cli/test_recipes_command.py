@@ -58,7 +58,9 @@ def test_run_records_what_the_runs_measured(folder: Path) -> None:
     record = json.loads((folder / "results" / "tiny" / "digits.json").read_text())
     runs = folder / "runs" / "recipes" / "tiny" / "digits" / "cpu" / "runs"
     scores = [json.loads((runs / f"bbb-{seed}" / "scores.json").read_text()) for seed in (0, 1)]
-    pruned = [json.loads((runs / f"bbb-{seed}" / "prune.json").read_text()) for seed in (0, 1)]
+    pruned = [
+        json.loads((runs / f"bbb-{seed}" / "prune.json").read_text())["rows"] for seed in (0, 1)
+    ]
     row = record["rows"]["bbb"]
     assert row["accuracy"]["values"] == [s["accuracy"] for s in scores]
     assert row["error"]["values"] == [1 - s["accuracy"] for s in scores]

@@ -7,7 +7,16 @@ import pytest
 import torch
 from PIL import Image
 
-from torchbayes.data import DataError, ImageFolder, Split, image_sets, load_data, read_image
+from torchbayes.data import (
+    DataError,
+    ImageFolder,
+    Split,
+    folder,
+    image_sets,
+    load_data,
+    read_image,
+)
+from torchbayes.data.folder import _EXTENSIONS
 
 
 def picture(path: Path, value: int | np.ndarray, size: tuple[int, int] = (8, 8), mode: str = "RGB"):
@@ -122,6 +131,30 @@ def test_an_image_that_would_fill_the_memory(tmp_path: Path) -> None:
         read_image(tmp_path / "bomb.png", (1, 8, 8))
 
 
+def test_no_image_starts_a_program(
+    flat: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = tmp_path / "programs" / "gs"
+    fake.parent.mkdir()
+    fake.write_text(f"#!/bin/sh\necho ran >> {tmp_path / 'ran'}\nexit 1\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", str(fake.parent), prepend=":")
+    monkeypatch.setattr("PIL.EpsImagePlugin.gs_binary", None)  # found anew
+    evil = flat / "cow" / "evil.png"
+    Image.new("RGB", (8, 8)).save(evil, format="EPS")
+    with pytest.raises(DataError, match=r"evil\.png.*none of the formats PNG"):
+        read_image(evil, (3, 8, 8))
+    with pytest.raises(DataError, match=r"evil\.png.*none of the formats PNG"):
+        load_data(f"folder:{flat}")
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("ending", _EXTENSIONS)
+def test_every_ending_has_a_format(tmp_path: Path, ending: str) -> None:
+    Image.new("L", (8, 8), 7).save(tmp_path / f"a{ending}")
+    assert read_image(tmp_path / f"a{ending}", (1, 8, 8)).float().mean() == pytest.approx(7, abs=2)
+
+
 def test_odd_kinds_of_images(tmp_path: Path) -> None:
     Image.new("RGBA", (4, 4), (10, 20, 30, 0)).save(tmp_path / "alpha.png")
     assert read_image(tmp_path / "alpha.png", (3, 4, 4))[:, 0, 0].tolist() == [10, 20, 30]
@@ -207,3 +240,36 @@ def test_size_and_stream_are_for_folders(flat: Path) -> None:
         load_data("digits", stream=True)
     with pytest.raises(ValueError, match="image size is 0"):
         load_data(f"folder:{flat}", size=0)
+
+
+def test_the_digest_of_a_folder_tells_other_images(flat: Path) -> None:
+    def found() -> str:
+        return load_data(f"folder:{flat}").digest
+
+    before = found()
+    # A part of the data has the digest of the whole, as its settings say which part it is.
+    assert found() == before == load_data(f"folder:{flat}", validation=3).digest
+    picture(flat / "ant" / "10.png", 99)
+    grown = found()
+    picture(flat / "ant" / "10.png", 98)
+    assert len({before, grown, found()}) == 3
+
+
+def test_the_digest_of_streamed_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folder, "_READ", 2)
+    for number in range(5):
+        picture(tmp_path / f"{number}.bmp", number)
+
+    def found(count: int = 5) -> str:
+        files = np.array([f"{number}.bmp".encode() for number in range(count)])
+        return ImageFolder(tmp_path, files, torch.zeros(count), (3, 8, 8)).digest()
+
+    before = found()
+    assert found() == before != found(4)
+    picture(tmp_path / "1.bmp", 9)  # of the same size, and not among those that are read
+    assert found() == before
+    picture(tmp_path / "3.bmp", 9)
+    assert found() != before
+    (tmp_path / "2.bmp").unlink()
+    with pytest.raises(DataError, match=r"2\.bmp cannot be read"):
+        found()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import struct
+import tarfile
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +15,11 @@ import pytest
 import scipy.io
 import torch
 
+from torchbayes.core.errors import FileError
 from torchbayes.data import DataError, load_data
+from torchbayes.data.download import read_members
 from torchbayes.data.idx import read_idx
+from torchbayes.data.svhn import read_svhn
 
 Put = Callable[[Path, dict[str, bytes]], None]
 pytestmark = pytest.mark.usefixtures("cache")
@@ -69,6 +73,49 @@ def test_a_bomb_inflates_no_further_than_the_header_promises(
         with pytest.raises(DataError, match="10 bytes of data where its header promises 9"):
             read_idx(tmp_path / "x.gz")
         assert tracemalloc.get_traced_memory()[1] < 20 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def bomb(kind: str, size: int) -> bytes:
+    """Zeros in a sound file whose headers say how many there are."""
+    count = size // 3072
+    if kind == "idx":
+        header = b"\0\0\x08\x01" + struct.pack(">I", size)
+        return gzip.compress(header + bytes(size), 1)
+    buffer = io.BytesIO()
+    if kind == "mat":
+        images = np.zeros((32, 32, 3, count), np.uint8)
+        scipy.io.savemat(buffer, {"X": images, "y": np.ones((count, 1))}, do_compression=True)
+    else:
+        with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=1) as tar:
+            for name in ("a/1.bin", "a/2.bin"):
+                info = tarfile.TarInfo(name)
+                info.size = size // 2
+                tar.addfile(info, io.BytesIO(bytes(size // 2)))
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["idx", "mat", "tar"])
+def test_a_bomb_whose_header_tells_the_truth(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With 8 in the place of the 256 megabytes that any archive may inflate to."""
+    path = tmp_path / "x.gz"
+    read: Callable[[], object] = {
+        "idx": lambda: read_idx(path),
+        "mat": lambda: read_svhn(path),
+        "tar": lambda: read_members(path, ("a/1.bin", "a/2.bin")),
+    }[kind]
+    path.write_bytes(bomb(kind, 6 << 20))
+    monkeypatch.setattr("torchbayes.core.reading._INFLATED", 8 << 20)
+    read()
+    path.write_bytes(bomb(kind, 60 << 20))
+    tracemalloc.start()
+    try:
+        with pytest.raises(FileError, match=r"x\.gz would inflate to .* made to fill the memory"):
+            read()
+        assert tracemalloc.get_traced_memory()[1] < 15 << 20
     finally:
         tracemalloc.stop()
 

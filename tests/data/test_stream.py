@@ -1,7 +1,13 @@
 from __future__ import annotations
 
+import multiprocessing
+import os
 import random
+import re
+import signal
+import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+import torchbayes as tb
 from torchbayes.data import (
     BatchLoader,
     Chain,
@@ -20,6 +27,9 @@ from torchbayes.data import (
     load_data,
     make_loader,
 )
+from torchbayes.data.stream import lost_worker
+
+from ..processes import processes
 
 # Two workers on a machine of one core are slow but right.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -41,6 +51,15 @@ class Counted:
         self.read.append(index)
         drawn = torch.rand(1).item() + np.random.rand() + random.random() if self.noise else 0.0
         return torch.tensor([index + drawn], dtype=torch.float64), index
+
+
+class Killed(Counted):
+    """A data set whose worker process dies at example 13."""
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        if index == 13 and torch.utils.data.get_worker_info():
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)
 
 
 def split() -> Split:
@@ -171,3 +190,64 @@ def test_an_unreadable_example_of_any_data_set_is_named() -> None:
 def test_negative_workers_are_refused() -> None:
     with pytest.raises(ValueError, match="workers is -1"):
         StreamLoader(Counted(), 4, shuffle=False, seed=0, workers=-1)
+
+
+def fit_with_a_killed_worker(workers: int, own: bool) -> None:
+    """What a process of its own does: torch's errors from signal handlers should meet no other test."""
+    warnings.simplefilter("ignore")  # that there are fewer cores
+    loader: Any = Killed()
+    if own:
+        loader = StreamLoader(loader, 2, shuffle=False, seed=0, workers=workers)
+    else:
+        loader = torch.utils.data.DataLoader(loader, 2, num_workers=workers)
+    network = torch.nn.Linear(1, 20).double()
+    for _ in range(2):  # the moment at which it is noticed varies
+        try:
+            tb.fit(network, loader, "map", train_size=20, epochs=1, progress=False)
+        except DataError as error:
+            print(error)
+
+
+@pytest.mark.parametrize(
+    ("workers", "own"), [(1, True), (2, False)], ids=["StreamLoader", "DataLoader"]
+)
+def test_a_killed_worker_is_one_sentence(workers: int, own: bool) -> None:
+    ended = processes(1, fit_with_a_killed_worker, workers, own)
+    assert ended.returncode == 0, ended.stderr
+    told = ended.stdout.splitlines()
+    assert len(told) == 2
+    assert all(
+        re.match(r"a process that reads the data has ended \(.*\): a system", t) for t in told
+    )
+
+
+def test_a_killed_worker_is_told_anywhere_in_an_epoch() -> None:
+    """torch raises its error from a signal handler: while a step is computed, too."""
+    loader = StreamLoader(Counted(), 2, shuffle=False, seed=0, workers=0)
+    network = torch.nn.Linear(1, 20).double()
+
+    def killed(*_: Any) -> None:
+        raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. ")
+
+    network.register_forward_hook(lambda *_: killed() if network.training else None)
+    with pytest.raises(
+        DataError, match=r"has ended \(DataLoader worker \(pid 7\) is killed by signal: Killed"
+    ):
+        tb.fit(network, loader, "map", train_size=20, epochs=1, progress=False, in_place=True)
+
+
+@pytest.mark.parametrize(
+    "error", [ConnectionResetError(104, "reset"), EOFError(), FileNotFoundError("x")]
+)
+def test_a_connection_of_the_data_s_own_is_no_worker(error: Exception) -> None:
+    def fails(_: int) -> Any:
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        fails(0)
+    assert lost_worker(caught.value) is None
+    ours, theirs = multiprocessing.Pipe()
+    theirs.close()
+    with pytest.raises(EOFError) as broken:
+        ours.recv()
+    assert "has ended (EOFError)" in str(lost_worker(broken.value))

@@ -401,12 +401,19 @@ def test_columns_that_cannot_be_levels_are_refused(
         ({"target": "colour", "task": "regression"}, "the target of a regression"),
         ({"test_share": 1.5}, "test_share is 1.5"),
         ({"split": "no-file"}, "there is no file of row numbers no-file"),
+        ({"split": "/dev/null"}, "/dev/null is a device, not a file"),
         ({"size": 8}, "size=8 is for folders of images"),
     ],
 )
 def test_bad_options_are_refused(table: Path, options: dict[str, Any], match: str) -> None:
     with pytest.raises(ValueError, match=match):
         load(table, **options)
+
+
+def test_a_device_is_no_table() -> None:
+    # /dev/zero would be read until the memory is full.
+    with pytest.raises(DataError, match="/dev/null is a device, not a file"):
+        load_data("table:/dev/null")
 
 
 def test_options_of_tables_are_for_tables(table: Path) -> None:

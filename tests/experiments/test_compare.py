@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 
 import torchbayes as tb
 from torchbayes.core.reading import read_json
-from torchbayes.data import DataSet, Split, load_data
+from torchbayes.data import DataSet, OutOfDistribution, Split, load_data
 from torchbayes.experiments import compare, evaluation
 from torchbayes.experiments import settings as experiment_settings
 from torchbayes.experiments.compare import Comparison, rows_from
@@ -49,6 +50,39 @@ def test_every_row_has_its_own_settings(out: Path) -> None:
     assert table["wide"]["parameters"] > table["plain"]["parameters"]
     config = RunFolder(out / "runs" / "plain-1").read_config()
     assert (config["seed"], config["epochs"], config["train_size"]) == (1, 1, 300)
+
+
+def test_a_row_starts_from_the_run_of_another_with_the_same_seed(tmp_path: Path) -> None:
+    tables = {
+        "base": {"method": "map"},
+        "more": {"method": "map", "epochs": 1, "init": "row:base", "options": {"lr": 1e-9}},
+    }
+    rows = rows_from(tables, SHARED, {}, {})
+    base = Experiment.from_settings(SHARED, "test")
+    comparison = Comparison(base, rows, [0, 1], tmp_path)
+    comparison.run(lambda *_: NoProgress(), lambda *_: None)
+    assert not comparison.failed
+    for seed in (0, 1):
+        first, then = (
+            TrainedRun(tmp_path / "runs" / f"{row}-{seed}").posterior().mean() for row in tables
+        )
+        for name in first:
+            torch.testing.assert_close(then[name], first[name], atol=1e-6, rtol=0)
+    own = json.loads((tmp_path / "results.json").read_text())["methods"]["more"]["settings"]
+    assert own["init"] == "row:base"  # no path of this machine
+    Comparison(base, rows, [0, 1], tmp_path).run(lambda *_: NoProgress(), lambda *_: None)
+
+
+@pytest.mark.parametrize("start", ["plane", "later", "one"])
+def test_a_row_to_start_from_stands_above_and_has_a_run(start: str) -> None:
+    tables = {
+        "chain": {"method": "sgld"},
+        "one": {"last_of": "chain"},
+        "more": {"method": "map", "init": f"row:{start}"},
+        "later": {"method": "map"},
+    }
+    with pytest.raises(ValueError, match=f"'more' has init 'row:{start}'.*a row above"):
+        rows_from(tables, {}, {}, {})
 
 
 def test_the_last_sample_is_scored_alone(out: Path) -> None:
@@ -139,13 +173,66 @@ def test_figures_of_other_settings_are_refused(tmp_path: Path) -> None:
         plan(tmp_path, ["map"], batch_size=32).run(lambda *_: NoProgress(), lambda *_: None)
     assert (tmp_path / "results.json").read_text() == before
     (tmp_path / "runs" / "map-1" / "config.toml").unlink()
-    with pytest.raises(RunError, match="map-1 is not a run folder"):
+    with pytest.raises(RunError, match=r"map-1 has a .*safetensors but no config\.toml"):
         plan(tmp_path, ["map"]).run(lambda *_: NoProgress(), lambda *_: None)
 
 
 def finish(plan: Comparison) -> dict[str, Any]:
     plan.run(lambda *_: NoProgress(), lambda *_: None)
     return read_json(plan.out / "results.json", "")["methods"]  # type: ignore[no-any-return]
+
+
+def test_figures_on_other_data_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Data may change under their name, as those of `--data-dir` do."""
+    before = finish(plan(tmp_path, ["map"], validation=0.2))
+    assert finish(plan(tmp_path, ["map"], validation=0.2)) == before
+
+    def load(name: str, **options: Any) -> DataSet:
+        data = load_data(name, **options)
+        test = data.test
+        assert isinstance(test, Split)
+        return replace(data, test=Split(test.inputs, test.targets.roll(1)))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(experiment_settings, "load_data", load)
+        with pytest.raises(RunError, match=r"map-0 holds a run with other data \(data_checksum = "):
+            finish(plan(tmp_path, ["map", "mle"], validation=0.2))
+    files = [RunFolder(tmp_path / "runs" / f"map-{seed}") for seed in (0, 1)]
+    for there in files:  # from before there was a digest
+        config = there.read_config()
+        del config["data_checksum"]
+        there.write_config(config)
+    assert finish(plan(tmp_path, ["map"], validation=0.2))["map"]["nll"] == before["map"]["nll"]
+
+
+def test_scores_on_other_inputs_are_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = finish(plan(tmp_path, ["map"]))["map"]["runs"][0]
+    partner = OutOfDistribution("digits", torch.zeros(20, 1, 8, 8), "no digits")
+    monkeypatch.setattr(compare, "ood_for", lambda *_: partner)
+    after = finish(plan(tmp_path, ["map"]))["map"]["runs"][0]
+    assert after["auroc_ood"] != before["auroc_ood"]
+    assert after["seconds"] == before["seconds"]  # nothing was trained
+    made = read_json(tmp_path / "runs" / "map-0" / "scores.json", "")["made_with"]
+    assert made["ood"] == f"digits {partner.digest}"
+    stamp = (tmp_path / "runs" / "map-0" / "scores.json").stat().st_mtime_ns
+    finish(plan(tmp_path, ["map"]))
+    assert (tmp_path / "runs" / "map-0" / "scores.json").stat().st_mtime_ns == stamp
+
+
+def test_runs_of_another_commit_are_kept_with_a_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish(plan(tmp_path, ["map"]))
+    finish(plan(tmp_path, ["map"]))
+    assert "commit" not in caplog.text
+    monkeypatch.setattr(compare, "commit", lambda: "0123456789ab")
+    for seed in (0, 1):
+        files = RunFolder(tmp_path / "runs" / f"map-{seed}")
+        files.write_config({**files.read_config(), "commit": "ba9876543210"})
+    finish(plan(tmp_path, ["map"]))
+    assert caplog.text.count("has runs of commit ba9876543210, this is 0123456789ab: their") == 1
 
 
 def test_scores_of_other_draws_are_made_again(tmp_path: Path) -> None:

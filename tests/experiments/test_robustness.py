@@ -70,7 +70,7 @@ def test_scores_are_those_of_the_damaged_images(comparison: Path) -> None:
 
 def test_the_course_over_draws_ends_at_the_score(comparison: Path) -> None:
     folder = comparison / "runs" / "ensemble-0"
-    course = json.loads((folder / "draws.json").read_text())
+    course = json.loads((folder / "draws.json").read_text())["rows"]
     scores = json.loads((folder / "scores.json").read_text())
     assert [row["draws"] for row in course] == [1, 2]
     assert course[-1]["nll"] == pytest.approx(scores["nll"])

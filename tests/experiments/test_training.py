@@ -54,3 +54,14 @@ def test_the_warm_up_leaves_no_trace(tmp_path: Path) -> None:
     again = train_experiment(experiment, tmp_path / "again", data=data, progress=False)
     for name, value in run.posterior.mean().items():
         assert torch.equal(value, again.posterior.mean()[name])
+
+
+def test_the_warm_up_says_nothing_of_batch_norm(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It takes a sampler's step, but the run's method does not sample."""
+    options = {"width": 2}
+    experiment = Experiment(model="fastnet", model_options=options, examples=64, epochs=1)
+    data = experiment.load_data(None)
+    train_experiment(experiment, tmp_path / "run", data=data, progress=False)
+    assert "batch norm" not in caplog.text

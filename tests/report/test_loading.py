@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from torchbayes import METHODS
+from torchbayes.core.errors import FileError
 from torchbayes.report import load_results, write_report
 
 from .folders import predictions, write_folder
@@ -183,3 +184,32 @@ def test_a_single_run(tmp_path: Path) -> None:
     (run / "config.toml").write_text("=")
     with pytest.raises(ValueError, match="is not a finished run"):
         load_results(run)
+
+
+@pytest.mark.parametrize("name", ["results.json", "images.npz"])
+def test_a_link_out_of_a_comparison_is_not_followed(tmp_path: Path, name: str) -> None:
+    folder = write_folder(tmp_path / "comparison", {"map": {}})
+    outside = tmp_path / name
+    (folder / name).rename(outside)
+    (folder / name).symlink_to(outside)
+    if name == "images.npz":
+        results = load_results(folder)
+        assert results.images is None
+        assert any("leads out of" in problem for problem in results.problems)
+        return
+    with pytest.raises(FileError, match=r"results\.json leads out of .*: put the file itself"):
+        load_results(folder)
+
+
+@pytest.mark.parametrize("name", ["scores.json", "config.toml", "about.json"])
+def test_a_link_out_of_a_run_is_not_followed(tmp_path: Path, name: str) -> None:
+    folder, outside = tmp_path / "run", tmp_path / "outside"
+    folder.mkdir()
+    (folder / "config.toml").write_text('method = "map"\n')
+    for table in ("scores.json", "about.json"):
+        (folder / table).write_text("{}")
+    load_results(folder)
+    (folder / name).rename(outside)
+    (folder / name).symlink_to(outside)
+    with pytest.raises(FileError, match=rf"{name} leads out of .*: put the file itself"):
+        load_results(folder)

@@ -156,4 +156,10 @@ def test_what_laplace_linearised(tmp_path: Path) -> None:
     (text,) = said(notices.linearised, replace(results, methods=methods))
     for part in ("kronecker over all weights", "prior precision of 5.5", "draw weights"):
         assert part in text
+    assert "(Gauss–Newton)" in text
+    extras = Extras(options={"curvature": "empirical"})
+    methods = tuple(replace(m, runs=(replace(run, extras=extras),)) for m in methods[:1])
+    (text,) = said(notices.linearised, replace(results, methods=methods))
+    assert "empirical Fisher" in text
+    assert "Gauss–Newton" not in text
     assert said(notices.linearised, results) == []

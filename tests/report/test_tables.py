@@ -42,6 +42,21 @@ def test_names_are_escaped(tmp_path: Path) -> None:
     assert r"\$x\$" in body
 
 
+def test_names_with_links_lines_and_escapes(tmp_path: Path) -> None:
+    names = ["![](http://e/x.png)", "[l](javascript:alert(1))", "\x1b]0;a\x07\nb\\|`c`", "*d"]
+    results = load_results(write_folder(tmp_path, {name: {} for name in names}))
+    shown, latex = markdown_table(results), latex_table(results)
+    for text in (shown, latex):
+        assert text.replace("\n", "").isprintable()
+        assert len(text.splitlines()) == len(text.split("\n")) - 1
+    assert r"!\[\](http://e/x.png)" in shown
+    assert r"\[l\](javascript" in shown
+    assert r"\\x1b\]0;a\\x07 b\\\|\`c\`" in shown
+    assert "{[}l{]}(javascript" in latex
+    assert not re.search(r"\\\\\s*[*\[]", latex), "an argument of the line break before it"
+    assert not re.search(r"^[*\[]", latex, re.MULTILINE)
+
+
 def test_values_level_with_the_best_are_marked(tmp_path: Path) -> None:
     methods = {"map": {"skill": 2.0}, "mle": {"skill": 2.0}}
     results = load_results(write_folder(tmp_path, methods, seeds=(0, 1, 2)))

@@ -23,6 +23,7 @@ from torch import nn
 from torchbayes import metrics
 from torchbayes._version import __version__
 from torchbayes.applications.tasks import Task
+from torchbayes.core.digest import digest
 from torchbayes.core.errors import RunError
 from torchbayes.core.reading import read_json
 from torchbayes.core.storage import remove_strays, write_json
@@ -32,6 +33,7 @@ from torchbayes.predict.predictive import predictive
 from torchbayes.predict.results import ClassPredictive
 from torchbayes.prior import GaussianPrior
 from torchbayes.train.fit import fit
+from torchbayes.train.identity import likelihood_settings, network_checksum
 from torchbayes.train.progress import Progress
 from torchbayes.train.registry import check_options, find_method, method_options
 
@@ -124,7 +126,8 @@ def learn_tasks(
         seed: Random seed.
         progress: Whether to show a bar for every task, or a function that returns the display of a task.
         after_task: Called with the scores so far after every task.
-        folder: Keep what the last task ended with here; a folder that has it is continued, bit-equal.
+        folder: Keep what the last task ended with here; a folder that has it is continued, bit-equal, if it
+            began with the same tasks, settings and weights of the model.
         **options: Options of the method.
 
     Example:
@@ -147,7 +150,7 @@ def learn_tasks(
         settings = {
             "method": method, "tasks": scores.tasks, "epochs": epochs, "batch_size": batch_size,
             "samples": samples, "seed": seed, "options": {k: repr(v) for k, v in options.items()},
-            "torchbayes": __version__,
+            "torchbayes": __version__, **_digests(model, tasks),
         }  # fmt: skip
         kept = _Kept(Path(folder), settings)
         posterior = kept.restore(model, scores)
@@ -176,6 +179,26 @@ def learn_tasks(
         if after_task is not None:
             after_task(scores)
     return scores
+
+
+# What is compared as a digest, in words.
+_DIGESTS = {
+    "task_checksums": "of other data",
+    "start_checksum": "that began with another network or other weights",
+}
+
+
+def _digests(model: nn.Module, tasks: Sequence[Task]) -> dict[str, Any]:
+    """Return what tasks.json holds of the data and of the network before the first task."""
+    # Permuted tasks are of the same examples.
+    splits = {id(split): split for task in tasks for split in (task.train, task.test)}
+    found = {key: split.digest() for key, split in splits.items()}
+    checksums = [
+        digest(found[id(t.train)], found[id(t.test)], t.order, likelihood_settings(t.likelihood))
+        for t in tasks
+    ]
+    start = digest(network_checksum(model), snapshot(model))
+    return {"task_checksums": checksums, "start_checksum": start}
 
 
 class _Kept:
@@ -228,7 +251,14 @@ class _Kept:
             return None
         there = read_json(self.file, "remove the folder to learn the tasks again")
         for key, value in self.settings.items():
+            if key in _DIGESTS and key not in there:
+                continue  # an older version did not write it down
             if there.get(key) != value:
+                if key in _DIGESTS:
+                    raise RunError(
+                        f"{self.folder} holds tasks {_DIGESTS[key]}: continue them with their own or choose "
+                        "another folder"
+                    )
                 raise RunError(
                     f"{self.folder} holds tasks with {key} = {there.get(key)!r}, not {value!r}: continue "
                     "them with their own settings or choose another folder"

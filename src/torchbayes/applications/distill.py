@@ -16,12 +16,15 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from torchbayes.core.digest import digest
+from torchbayes.core.names import named_weights
 from torchbayes.likelihood import Categorical, Likelihood
 from torchbayes.likelihood.base import mean_nll
 from torchbayes.posterior import Posterior
 from torchbayes.predict.predictive import predictive
 from torchbayes.predict.results import ClassPredictive
 from torchbayes.train.fit import fit
+from torchbayes.train.identity import network_checksum
 from torchbayes.train.progress import Progress
 from torchbayes.train.run import Run
 from torchbayes.train.schedule import Schedule
@@ -71,6 +74,7 @@ def distill(
     folder: str | Path | None = None,
     resume: bool = False,
     progress: bool | Progress = True,
+    device: str | torch.device | None = None,
 ) -> Run:
     """Train one network to imitate the predictions of a whole posterior.
 
@@ -89,6 +93,7 @@ def distill(
         folder: Run folder, from which the student's training can be resumed.
         resume: Continue the run in `folder`, if there is one.
         progress: Whether to show a progress bar, or a custom display.
+        device: Device to train the student on, as for `fit`; its own if None.
 
     Returns:
         The student's run: its `posterior` is a point, its `predict` one forward pass.
@@ -124,8 +129,21 @@ def distill(
         raise TypeError(
             f"the teacher gives a {type(wanted).__name__}: only classifiers can be distilled"
         )
+    config = {
+        # Predictions may differ by rounding from one start to the next: what made them is compared instead.
+        "data_checksum": digest(inputs),
+        "teacher_checksum": _checksum(teacher, posterior),
+        "copies": copies, "noise_std": noise_std, "samples": samples,
+    }  # fmt: skip
     return fit(
-        student, (everything, wanted.probs), "mle",
+        student, (everything, wanted.probs.to(everything.device)), "mle", config=config, device=device,
         epochs=epochs, batch_size=batch_size, likelihood=SoftLabels(), schedule=Schedule("cosine"),
         seed=seed, folder=folder, resume=resume, progress=progress, lr=lr,
     )  # fmt: skip
+
+
+def _checksum(teacher: nn.Module, posterior: Posterior) -> str:
+    """Return a digest of a teacher: layers, mean, a draw, and the weights that the posterior lacks."""
+    draw = posterior.sample(torch.Generator().manual_seed(0))
+    rest = {name: w for name, w in named_weights(teacher).items() if name not in draw}
+    return digest(network_checksum(teacher), posterior.mean(), draw, rest)

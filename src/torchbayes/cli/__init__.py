@@ -23,7 +23,7 @@ from torchbayes.cli.export import export
 from torchbayes.cli.hub import hub
 from torchbayes.cli.laplace import laplace
 from torchbayes.cli.options import TrainingCommand
-from torchbayes.cli.output import visible
+from torchbayes.cli.output import visible, visible_notices
 from torchbayes.cli.predict import predict
 from torchbayes.cli.prune import prune
 from torchbayes.cli.serve import serve
@@ -85,11 +85,13 @@ def main() -> None:
     """Run the command line and turn errors into one sentence and an exit code."""
     errors = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
     try:
-        app()
+        with visible_notices():
+            app()
     except Exception as error:
         if _out_of_memory(error):
             errors.print("torchbayes: the memory is full: use a smaller model, batch or data set")
             sys.exit(2)
+        error = _told(error)
         code = _exit_code(error)
         if code is None:
             raise
@@ -112,6 +114,15 @@ def _out_of_memory(error: Exception) -> bool:
     """Whether Python, or torch on a CPU or a GPU, could not get the memory it needed."""
     told = isinstance(error, RuntimeError) and "allocate memory" in str(error)
     return told or isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+
+
+def _told(error: Exception) -> Exception:
+    """Return the sentence that a killed worker process stands for, or the error itself."""
+    if not isinstance(error, RuntimeError | OSError | EOFError):
+        return error
+    from torchbayes.data.stream import lost_worker  # as below
+
+    return lost_worker(error) or error
 
 
 def _exit_code(error: Exception) -> int | None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from torchbayes.cli.options import DataDir, Json, Seed, numbers
+from torchbayes.cli.options import DataDir, Device, Json, Seed, numbers
 from torchbayes.cli.output import answer, cell, table
 
 __all__ = ["average"]
@@ -22,6 +22,7 @@ def average(
     ] = "1,4,16",
     seed: Seed = 0,
     out: Annotated[Path | None, typer.Option(help="JSON file for the results of all runs.")] = None,
+    device: Device = None,
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
@@ -39,10 +40,12 @@ def average(
     counts = sorted(set(numbers(times, int, "times", "whole numbers such as 1,4,16")))
     if counts[0] < 1:
         raise ValueError(f"times is {times!r}: expected whole numbers such as 1,4,16")
+    from torchbayes.core.device import process_device
     from torchbayes.core.storage import write_json
     from torchbayes.experiments.average_run import averaged
 
-    results = [averaged(run, how, counts, seed, data_dir) for run in runs]
+    place = process_device(device)
+    results = [averaged(run, how, counts, seed, data_dir, place) for run in runs]
     if out is not None:
         write_json(out, results)
     answer(results, as_json, *_tables(results, how))

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from torchbayes.cli.options import DataDir, Json, RunFolder, RunSamples, numbers
+from torchbayes.cli.options import DataDir, Device, Json, RunFolder, RunSamples, numbers
 from torchbayes.cli.output import answer, cell, table, visible
 
 __all__ = ["calibrate"]
@@ -24,6 +24,7 @@ def calibrate(
         str, typer.Option(help="Comma-separated shares of answers that may be wrong.")
     ] = "0.01,0.02,0.05",
     samples: RunSamples = None,
+    device: Device = None,
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
@@ -32,12 +33,13 @@ def calibrate(
     Fits on the run's validation split, or, if it has none, on half of its test split (and scores on the
     other half). Writes calibration.json to the run folder.
     """
+    from torchbayes.core.device import process_device
     from torchbayes.experiments import calibrate as calibrating
     from torchbayes.experiments.trained_run import TrainedRun
 
     expected = "shares such as 0.8,0.9"
     found = calibrating.calibrate(
-        TrainedRun(run, data_dir),
+        TrainedRun(run, data_dir, device=process_device(device)),
         coverages=numbers(coverages, float, "coverages", expected),
         risks=numbers(risks, float, "risks", expected),
         samples=samples,

@@ -88,7 +88,8 @@ def compare(
     """Train several methods at the same budget, score them and write an HTML report.
 
     Without --data, --model and --recipe this is the demo: the embedded digits with the settings of
-    recipe demo/digits (40 epochs, corrupted images too), in a few minutes. Else the defaults below apply.
+    recipe demo/digits (40 passes in all for every method, corrupted images too), in a few minutes. Else the
+    defaults below apply.
 
     Writes results.json, report.html, table.md and table.tex to --out.
     Stop with Ctrl-C and continue with `--resume`.
@@ -112,22 +113,28 @@ def compare(
     settings = opt.settings_from(recipe, cpu, model_set, setting, flags, columns)
     tables: dict[str, dict[str, Any]] = settings.pop("methods", {})
     lines: dict[str, dict[str, Any]] = settings.pop("rows", {})
-    named = [m for m in tables if m in METHODS] if every else list(tables)
-    rest = [m for m in METHODS if m not in tables] if every or not tables else []
-    names = named + rest if methods is None else _names(methods, lines)
-    if lines and not tables:
-        names = list(lines) if methods is None else names
-        lines = {name: lines[name] for name in lines if name in names}
-    else:
-        lines = {name: {"method": name, "options": tables.get(name, {})} for name in names}
     usual = settings.get("method", Experiment.method)
+    if tables:
+        kept = [m for m in tables if m in METHODS] if every else list(tables)
+        lines = {name: {"method": name, "options": tables[name]} for name in kept}
+    named, free = list(lines), every or bool(tables) or not lines
+    if free:  # any method may be asked for
+        there = {line.get("method", usual) for line in lines.values() if "last_of" not in line}
+        rest = {m: {"method": m, "options": {}} for m in METHODS if m not in there}
+        lines = {**lines, **rest}
+    names = list(lines) if every or not named else named
+    if methods is not None:
+        asked_for = _names(methods, {} if free else lines)
+        # A row may start from one above it, so a recipe's rows keep their order.
+        names = asked_for if free else [name for name in lines if name in asked_for]
+    lines = {name: lines[name] for name in names}
     trained = {n: t.get("method", usual) for n, t in lines.items() if "last_of" not in t}
     given = opt.method_pairs(set_ or [], trained)
     if seeds < 1:
         raise ValueError(f"seeds is {seeds}: expected at least 1")
     if (out / "results.json").exists() and not resume:
         raise ValueError(f"{out} already holds a comparison: add --resume or choose another folder")
-    asked = {key: value for key, value in flags.items() if value is not None}
+    asked = {key: value for key, value in flags.items() if value is not None and value != []}
     rows = rows_from(lines, settings, asked, given)
     if tune:
         rows = _tuned(rows, tune, out, data_dir)
@@ -217,11 +224,14 @@ def show_results(out: Path, page: Path, as_json: bool) -> None:
     """Print a comparison's table, or its results.json."""
     from torchbayes.core.reading import read_json
 
+    # The page has been written from it, so it has methods; all else may be missing.
     results = read_json(out / "results.json", "run `torchbayes compare` again")
-    rows: dict[str, dict[str, Any]] = dict(sorted(results["methods"].items(), key=_by_nll))
+    rows = {name: _numbers(row) for name, row in sorted(results["methods"].items(), key=_by_nll)}
     shown = [key for key in _COLUMNS if any(row.get(key) is not None for row in rows.values())]
+    failed, notes = results.get("failed"), results.get("notes")
+    model, ood = (str(results.get(key) or "–") for key in ("model", "ood"))
     compared = table(
-        f"{results['model']} on {results['data']}",
+        f"{model} on {results.get('data') or '–'}",
         ["method", *(_COLUMNS[key][0] for key in shown)],
         ([name, *(_cell(key, row, rows) for key in shown)] for name, row in rows.items()),
     )
@@ -232,20 +242,35 @@ def show_results(out: Path, page: Path, as_json: bool) -> None:
         compared,
         *(
             Text.assemble((visible(name), "bold"), visible(f" failed: {why}"))
-            for name, why in results["failed"].items()
+            for name, why in (failed.items() if isinstance(failed, dict) else ())
         ),
-        *(note for note in results["notes"][:1] if _is_table(results)),
-        f"out of distribution: {results['ood']}   results: {out / 'results.json'}   page: {page}",
+        *(
+            str(note)
+            for note in (notes if isinstance(notes, list) else [])[:1]
+            if _is_table(results)
+        ),
+        f"out of distribution: {ood}   results: {out / 'results.json'}   page: {page}",
     )
 
 
+def _numbers(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the scores of a row of results.json that are numbers, and their spread."""
+    from torchbayes.report.extras import finite_numbers
+
+    spread = row.get("spread")
+    return {
+        **finite_numbers(row),
+        "spread": finite_numbers(spread if isinstance(spread, dict) else {}),
+    }
+
+
 def _by_nll(row: tuple[str, dict[str, Any]]) -> float:
-    nll = row[1].get("nll")
-    return math.inf if nll is None else float(nll)
+    return float(_numbers(row[1]).get("nll", math.inf))
 
 
 def _is_table(results: dict[str, Any]) -> bool:
-    return str(results["settings"].get("data")).startswith(_TABLES)
+    settings = results.get("settings")
+    return isinstance(settings, dict) and str(settings.get("data")).startswith(_TABLES)
 
 
 def _cell(key: str, row: dict[str, Any], rows: dict[str, dict[str, Any]]) -> str | Text:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from torchbayes.cli.options import DataDir, Json, Seed, Set, method_pairs, numbers
-from torchbayes.cli.output import answer, table
+from torchbayes.cli.output import answer, resumable, table
 
 if TYPE_CHECKING:
     from torchbayes.applications.continual import TaskScores
@@ -85,7 +85,8 @@ def continual(
     }  # fmt: skip
     results: dict[str, TaskScores] = {}
     display = PlanDisplay([name for name in settings for _ in plan])
-    with RunFolder(out).locked(), display.bars:
+    kept = resumable(f"finished tasks are kept in {out}")
+    with kept, RunFolder(out).locked(), display.bars:
         for first, (name, options) in zip(
             range(0, 2 * len(plan), len(plan)), settings.items(), strict=True
         ):

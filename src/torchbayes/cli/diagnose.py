@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from torchbayes.cli.options import DataDir, Json
+from torchbayes.cli.options import DataDir, Device, Json
 from torchbayes.cli.output import answer, cell, table
 
 __all__ = ["diagnose"]
@@ -19,6 +19,7 @@ def diagnose(
     inputs: Annotated[
         int, typer.Option(help="Number of test inputs whose predictions are examined.")
     ] = 200,
+    device: Device = None,
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
@@ -30,9 +31,10 @@ def diagnose(
 
     Writes diagnosis.json and traces.png to the run folder.
     """
+    from torchbayes.core.device import process_device
     from torchbayes.experiments.diagnose_run import diagnosis_of
 
-    found = diagnosis_of(run, inputs, data_dir)
+    found = diagnosis_of(run, inputs, data_dir, process_device(device))
     parts: list[Table | str] = [
         table(
             f"{run}: {found['chains']} chains of {found['draws']} draws",

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from torchbayes.cli.options import DataDir, Json, RunSamples, Seed
+from torchbayes.cli.options import DataDir, Device, Json, RunSamples, Seed
 from torchbayes.cli.output import answer, table
 
 __all__ = ["distill"]
@@ -30,6 +30,7 @@ def distill(
     samples: RunSamples = None,
     seed: Seed = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Continue RUN/student.")] = False,
+    device: Device = None,
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
@@ -40,13 +41,14 @@ def distill(
     import torch
 
     from torchbayes import applications
+    from torchbayes.core.device import process_device
     from torchbayes.core.storage import write_json
     from torchbayes.data import make_loader
-    from torchbayes.experiments.trained_run import TrainedRun
+    from torchbayes.experiments.trained_run import TrainedRun, on_cpu
     from torchbayes.metrics.scores import probability_scores
     from torchbayes.predict.results import ClassPredictive
 
-    trained = TrainedRun(run, data_dir)
+    trained = TrainedRun(run, data_dir, device=process_device(device))
     trained.require_classes("only classifiers can be distilled")
     data, experiment = trained.data, trained.experiment
     if model is not None:
@@ -57,9 +59,10 @@ def distill(
         experiment.model_factory(data), trained.model, trained.posterior(), inputs,
         samples=draws, copies=copies, noise_std=noise_std, epochs=epochs, lr=lr, seed=seed,
         folder=run / "student", resume=resume, progress=not as_json,
+        device=trained.device,
     )  # fmt: skip
     teacher, targets = trained.classify_split(data.test, draws)
-    pupil = student.predict(make_loader(data, data.test, 1000), 1)
+    pupil = on_cpu(student.predict(make_loader(data, data.test, 1000), 1))
     assert isinstance(pupil, ClassPredictive)
     rows = {
         name: {

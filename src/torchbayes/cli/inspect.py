@@ -33,6 +33,8 @@ def methods(
     as_json: Json = False,
 ) -> None:
     """List the methods, or one method's options with their defaults."""
+    from torchbayes.optim.cold import EXACT, LEAST
+    from torchbayes.optim.sampler import Sampler
     from torchbayes.train.registry import METHODS, find_method, method_options, values_in_use
 
     if name is None:
@@ -48,6 +50,11 @@ def methods(
     _show(rows, as_json)
     if in_use and not as_json:
         typer.echo(f"\nComputed defaults are for {train_size:,} training examples (--train-size).")
+    if issubclass(method.algorithm, Sampler) and not as_json:
+        typer.echo(
+            f"\nWith {train_size:,} training examples (--train-size) the temperature is 1 for up to "
+            f"{EXACT * train_size:,} weights, and ({EXACT * train_size:,}/D)² for D more, at least {LEAST:g}."
+        )
 
 
 def _default(option: Option, in_use: dict[str, Any]) -> str:

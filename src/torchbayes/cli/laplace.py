@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from torchbayes.cli.options import DataDir, Json, RunSamples
-from torchbayes.cli.output import answer, cell, table
+from torchbayes.cli.options import DataDir, Device, Json, RunSamples
+from torchbayes.cli.output import answer, cell, notice, table
 
 __all__ = ["laplace"]
 
@@ -33,6 +34,12 @@ def laplace(
     subset: Annotated[
         str, typer.Option(help="Uncertain weights: last_layer, all, or a pattern such as layer4.*.")
     ] = "last_layer",
+    curvature: Annotated[
+        str | None,
+        typer.Option(
+            help="ggn, sampled or empirical.", show_default="ggn for up to 32 outputs, else sampled"
+        ),
+    ] = None,
     prior: Annotated[
         float | None, typer.Option(help="Precision of the prior.", show_default="the run's own")
     ] = None,
@@ -44,6 +51,7 @@ def laplace(
     out: Annotated[
         Path | None, typer.Option(help="New run folder; RUN-laplace if not given.")
     ] = None,
+    device: Device = None,
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
@@ -55,14 +63,18 @@ def laplace(
 
     Example: `torchbayes laplace runs/digits-mlp-map-0`
     """
+    from torchbayes.core.device import process_device
     from torchbayes.core.reading import read_json
     from torchbayes.experiments.laplace_run import laplace_run
 
     folder = run.with_name(f"{run.name}-laplace") if out is None else out
-    rows = laplace_run(
-        run, folder, structure=structure, subset=subset, prior=prior, evidence=evidence,
-        samples=samples, data_dir=data_dir,
-    )  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_: notice(f"warning: {message}", as_json)
+        rows = laplace_run(
+            run, folder, structure=structure, subset=subset, curvature=curvature, prior=prior,
+            evidence=evidence, samples=samples, data_dir=data_dir,
+                device=process_device(device),
+        )  # fmt: skip
     shown = {
         key: title for key, title in _SHOWN.items() if any(key in row for row in rows.values())
     }

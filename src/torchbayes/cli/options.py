@@ -131,10 +131,11 @@ Settings = Annotated[
     ),
 ]
 Init = Annotated[
-    str | None,
+    list[str] | None,
     typer.Option(
         metavar="FILE",
         help="Start from the weights in a safetensors file: a state dict, or the mean of a run's posterior. "
+        "Repeat it for the members of an ensemble. "
         "A new layer starts from random weights with --setting 'reset=[\"NAME\"]'.",
         show_default="random weights",
     ),
@@ -293,7 +294,7 @@ def settings_from(
     from torchbayes.experiments.settings import SETTINGS, check_keys
 
     settings = {} if recipe is None else recipe_settings(recipe, cpu=cpu)
-    settings |= {key: value for key, value in flags.items() if value is not None}
+    settings |= {key: value for key, value in flags.items() if value is not None and value != []}
     others = _values(setting, "--setting")
     check_keys(others, SETTINGS, "--setting")
     settings |= others

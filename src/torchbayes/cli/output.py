@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import logging
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import typer
@@ -11,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["answer", "cell", "notice", "table", "visible"]
+__all__ = ["answer", "cell", "notice", "resumable", "table", "visible", "visible_notices"]
 
 
 def visible(text: str) -> str:
@@ -26,6 +29,41 @@ def visible(text: str) -> str:
     return "".join(
         c if c == "\n" or c.isprintable() else c.encode("unicode_escape").decode() for c in text
     )
+
+
+@contextmanager
+def visible_notices() -> Iterator[None]:
+    """Show what steers a terminal in warnings and log lines, too: they quote files."""
+
+    class Visible(logging.Formatter):
+        def format(self, record: logging.LogRecord) -> str:
+            return visible(super().format(record))
+
+    def formatted(*message: Any, **more: Any) -> str:
+        return visible(before(*message, **more))
+
+    before, last = warnings.formatwarning, logging.lastResort
+    warnings.formatwarning = formatted
+    if last is not None:  # where a line goes for which nobody has made a handler
+        last.setFormatter(Visible())
+    try:
+        yield
+    finally:
+        warnings.formatwarning = before
+        if last is not None:
+            last.setFormatter(None)
+
+
+@contextmanager
+def resumable(kept: str) -> Iterator[None]:
+    """Have Ctrl-C say what is kept: training in the block has no folder of its own, and says nothing is."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        said = str(stop)
+        if "resume" not in said:
+            said = f"{said.partition(';')[0] or 'stopped'}; {kept}: start it again with --resume to continue"
+        raise KeyboardInterrupt(said) from None
 
 
 def table(

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from torchbayes.cli.options import DataDir, Json, RunSamples, numbers
+from torchbayes.cli.options import DataDir, Device, Json, RunSamples, numbers
 from torchbayes.cli.output import answer, table
 
 __all__ = ["prune"]
@@ -22,6 +22,7 @@ def prune(
         float, typer.Option(help="Share at which the pruned posterior is saved.")
     ] = 0.75,
     samples: RunSamples = None,
+    device: Device = None,
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
@@ -30,10 +31,11 @@ def prune(
     Writes prune.json, pictures/prune.png and pruned.safetensors to the run folder; `torchbayes report`
     shows the picture.
     """
+    from torchbayes.core.device import process_device
     from torchbayes.experiments.prune_run import pruning_rows
 
     shares = numbers(fractions, float, "fractions", "shares such as 0,0.5,0.75")
-    rows = pruning_rows(run, shares, save, samples, data_dir)
+    rows = pruning_rows(run, shares, save, samples, data_dir, process_device(device))
     answer(
         rows,
         as_json,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from torchbayes.cli import options as opt
-from torchbayes.cli.output import answer, cell, notice, table
+from torchbayes.cli.output import answer, cell, notice, resumable, table
 
 if TYPE_CHECKING:
     from torchbayes.experiments.settings import Experiment
@@ -101,13 +101,28 @@ def tune(
         import torch
 
         torch.set_num_threads(1)
-    with _workers(0 if worker else processes - 1):
-        found = search(
-            experiment, out, trials, space=tried, resume=resume or worker, data_dir=data_dir,
-            quiet=worker,
-        )  # fmt: skip
-    if worker:
-        return
+    with resumable(f"finished trials are kept in {out}"):
+        with _workers(0 if worker else processes - 1) as started:
+            found = search(
+                experiment, out, trials, space=tried, resume=resume or worker, data_dir=data_dir,
+                quiet=worker,
+            )  # fmt: skip
+        if worker:
+            return
+        if started:
+            failed = [process.returncode for process in started if process.returncode]
+            if failed:
+                notice(
+                    f"{len(failed)} of the processes failed: their trials are done again", as_json
+                )
+            # What the others have done last is not in the result yet, and what they left is done here.
+            found = search(
+                experiment, out, trials, space=tried, resume=True, data_dir=data_dir, quiet=True
+            )
+    if len(found.trials) < trials:
+        raise ValueError(
+            f"only {len(found.trials)} of {trials} trials have ended: start it again with --resume"
+        )
     original = dataclasses.replace(experiment, validation=validation or 0.0)
     write_recipe(out / "recipe.toml", original, found)
     _show(out, found, as_json)
@@ -153,7 +168,7 @@ def search(
             min(trial.number, trials - 1), f"{_described(trial.options)}: {trial.why or said}"
         )
 
-    with display.bars:
+    with resumable(f"finished trials are kept in {folder}"), display.bars:
         return tune_experiment(
             experiment, folder, data=loaded, trials=trials, space=space, resume=resume,
             progress=lambda number: display.of(min(number, trials - 1)), after=after,
@@ -161,14 +176,17 @@ def search(
 
 
 @contextmanager
-def _workers(count: int) -> Iterator[None]:
-    """Start further processes with the same command; they share the trials through the folder."""
+def _workers(count: int) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Start further processes with the same command; they share the trials through the folder.
+
+    After the block they have ended.
+    """
     command = [sys.executable, "-m", "torchbayes", *sys.argv[1:], "--worker"]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     quiet = subprocess.DEVNULL
     started = [subprocess.Popen(command, env=env, stdin=quiet, stdout=quiet) for _ in range(count)]
     try:
-        yield
+        yield started
         for process in started:
             process.wait()
     finally:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from torchbayes.core.digest import digest
 from torchbayes.data.folder import ImageFolder
 from torchbayes.data.source import DataError
 from torchbayes.data.transform import PadCropFlip
@@ -46,6 +48,10 @@ class Split:
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         return self.inputs[index], self.targets[index]
 
+    def digest(self) -> str:
+        """Return a digest of all inputs and targets."""
+        return digest(self.inputs, self.targets)
+
     def subset(self, index: Tensor) -> Split:
         """Return the examples at `index`, in its order."""
         return Split(self.inputs[index], self.targets[index])
@@ -69,6 +75,7 @@ class DataSet:
         note: Origin of the data and any processing.
         table: For a table, its rows and columns, or None.
         encoding: For a table, how its columns became inputs and its target was scaled, or None.
+        part_of: Digest of the data set that this is a part of, or None.
     """
 
     name: str
@@ -84,6 +91,7 @@ class DataSet:
     note: str = ""
     table: Table | None = None
     encoding: TableEncoding | None = None
+    part_of: str | None = None
 
     def __post_init__(self) -> None:
         if not self.classes:
@@ -114,6 +122,20 @@ class DataSet:
         """Number of training examples, excluding those held out for validation."""
         return len(self.train)
 
+    @cached_property
+    def digest(self) -> str:
+        """Digest of all examples of the whole data set, and of the names of the classes.
+
+        A part of it has the same one, as which part it is follows from the settings. For a table it is of its
+        file.
+        """
+        if self.encoding is not None:
+            return digest(self.encoding.sha256)
+        if self.part_of is not None:
+            return self.part_of
+        parts = (self.train, self.validation, self.test)
+        return digest(self.classes, [None if part is None else part.digest() for part in parts])
+
     def divided(self, train: Tensor, validation: Tensor | None = None) -> DataSet:
         """Return the data set with only some of its training examples.
 
@@ -126,7 +148,8 @@ class DataSet:
         if self.table is not None:
             return self.table.divided(train, validation).dataset()
         held = self.validation if validation is None else self.train.subset(validation)
-        return replace(self, train=self.train.subset(train), validation=held)
+        part = self.train.subset(train)
+        return replace(self, train=part, validation=held, part_of=self.digest)
 
 
 def hold_out(data: DataSet, validation: float | int, seed: int) -> DataSet:

@@ -30,6 +30,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
+from torchbayes.core.reading import check_inflation
 from torchbayes.data.source import DataError, RemoteFile, damaged
 
 __all__ = ["fetch", "read_members", "unpack"]
@@ -37,7 +38,6 @@ __all__ = ["fetch", "read_members", "unpack"]
 _TRIES = 3
 _TIMEOUT = (10.0, 60.0)
 _CHUNK = 1 << 16
-_LARGEST_MEMBER = 1 << 30
 _pause = time.sleep
 
 
@@ -102,9 +102,10 @@ def read_members(archive: Path, members: tuple[str, ...]) -> dict[str, bytearray
     contents = {}
     try:
         with tarfile.open(archive) as tar:
+            check_inflation(archive, sum(tar.getmember(member).size for member in members))
             for member in members:
                 stream = tar.extractfile(member)
-                if stream is None or tar.getmember(member).size > _LARGEST_MEMBER:
+                if stream is None:
                     raise KeyError(member)
                 contents[member.rpartition("/")[2]] = bytearray(stream.read())
     except (tarfile.TarError, OSError, EOFError, KeyError, zlib.error) as error:

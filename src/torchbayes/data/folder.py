@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from torchbayes.core.digest import digest
 from torchbayes.data.images import read_image
 from torchbayes.data.source import DataError
 
@@ -19,6 +20,8 @@ __all__ = ["ImageFolder", "class_folders", "list_images"]
 _EXTENSIONS = (
     ".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp",
 )  # fmt: skip
+
+_READ = 1000
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +57,22 @@ class ImageFolder:
     def subset(self, index: Tensor) -> ImageFolder:
         """Return the examples at `index`, in its order."""
         return replace(self, files=self.files[index.numpy()], targets=self.targets[index])
+
+    def digest(self) -> str:
+        """Return a digest of the paths, class numbers and sizes of all files, and of what is in some of them.
+
+        Reading a large data set would take minutes: of more than a thousand files, only some are read.
+        """
+        paths = [self.path(index) for index in range(len(self))]
+        step = -(-len(paths) // _READ)
+        try:
+            sizes = [path.stat().st_size for path in paths]
+            read = [digest(path.read_bytes()) for path in paths[::step]]
+        except OSError as error:
+            raise DataError(
+                f"{error.filename} cannot be read ({error.strerror}): restore it, or leave it out"
+            ) from error
+        return digest(self.files.tobytes(), self.targets, self.shape, sizes, read)
 
     def random_crops(self) -> ImageFolder:
         """Return the same images, cropped to a new random window at each access, as for ImageNet.

@@ -30,7 +30,7 @@ from torch.utils.data import (
 from torchbayes.core.arrays import as_targets, as_tensors
 from torchbayes.core.batch import batch_len, slice_batch, split_batch
 from torchbayes.data.order import EXAMPLE, ORDER, EpochLoader, mixed_seed, share
-from torchbayes.data.stream import live_workers, restored_generators
+from torchbayes.data.stream import next_batch, restored_generators
 
 __all__ = ["ForeignLoader"]
 
@@ -209,10 +209,9 @@ class ForeignLoader(EpochLoader):
                 torch.default_generator.manual_seed(seed)
                 np.random.seed(seed)
                 random.seed(seed)
-                with live_workers():
-                    if iterator is None:
-                        iterator = iter(self.source() if _is_function(self.source) else self.source)
-                    result = next(iterator, _END)
+                if iterator is None:
+                    iterator = iter(self.source() if _is_function(self.source) else self.source)
+                result = next_batch(iterator, _END)
             if result is _END:
                 return
             yield result

@@ -12,6 +12,7 @@ from typing import IO
 import torch
 from torch import Tensor
 
+from torchbayes.core.reading import check_inflation
 from torchbayes.data.source import DataError, damaged
 
 __all__ = ["read_idx"]
@@ -28,7 +29,7 @@ def read_idx(path: Path) -> Tensor:
     """
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            data = _read(file, path.stat().st_size)
+            data = _read(file, path)
     except (OSError, EOFError, zlib.error) as error:
         raise damaged(path, error) from error
     if len(data) < 4 or data[:2] != b"\0\0" or data[2] != 8:  # the type code of uint8
@@ -52,8 +53,11 @@ def _header(data: bytearray) -> int:
     return 4 + 4 * data[3]
 
 
-def _read(file: IO[bytes] | gzip.GzipFile, stored: int) -> bytearray:
-    """Read what the header promises and one byte more, in pieces: a bomb goes off no further."""
+def _read(file: IO[bytes] | gzip.GzipFile, path: Path) -> bytearray:
+    """Read what the header promises and one byte more, in pieces: a bomb goes off no further.
+
+    A header that tells the truth may itself be a bomb's.
+    """
     data = bytearray(file.read(4))
     if len(data) < 4:
         return data
@@ -61,7 +65,9 @@ def _read(file: IO[bytes] | gzip.GzipFile, stored: int) -> bytearray:
     if len(data) < _header(data):
         return data
     sizes = struct.unpack_from(f">{data[3]}I", data, 4)
-    promised = min(math.prod(sizes), _DEFLATE * stored)
+    promised = min(math.prod(sizes), _DEFLATE * path.stat().st_size)
+    if isinstance(file, gzip.GzipFile):
+        check_inflation(path, promised)
     while promised >= 0 and (piece := file.read(min(_PIECE, promised + 1))):
         data += piece
         promised -= len(piece)

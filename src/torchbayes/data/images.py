@@ -24,11 +24,14 @@ __all__ = ["read_image", "read_images"]
 Box = tuple[float, float, float, float]
 
 _MOST_PIXELS = 80_000_000  # below the number at which Pillow itself begins to warn
+# Those of the endings that a folder of images may have. None of their readers starts another program, as
+# that of EPS does; Pillow goes by the content of a file, whatever its name.
+_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "PPM", "TIFF")
 
 
 def read_image(
     path: str | Path | BinaryIO, shape: tuple[int, ...], *, random_crop: bool = False,
-    formats: tuple[str, ...] | None = None, most_pixels: int = _MOST_PIXELS,
+    formats: tuple[str, ...] = _FORMATS, most_pixels: int = _MOST_PIXELS,
 ) -> Tensor:  # fmt: skip
     """Decode an image file into uint8 of shape (channels, height, width).
 
@@ -36,11 +39,12 @@ def read_image(
     antialiasing); colours are converted to grey if `shape` has one channel.
 
     Args:
-        path: File in any format that Pillow reads, or its content as an open file.
+        path: File, or its content as an open file.
         shape: Channels (1 or 3), height and width of the result.
         random_crop: Take a window of 8 % to 100 % of the area at proportions from 3:4 to 4:3
             instead (Szegedy et al. 2015, section 6), drawn from torch's global generator.
-        formats: Pillow's names of the formats to accept; all if None.
+        formats: Pillow's names of the formats to accept, whatever the file is called. The readers of some
+            others start programs.
         most_pixels: Largest number of pixels to accept.
     """
     from PIL import Image
@@ -105,7 +109,7 @@ class _Bounded(io.BufferedReader):
 @contextmanager
 def _opened(
     path: str | Path | BinaryIO,
-    formats: tuple[str, ...] | None = None,
+    formats: tuple[str, ...] = _FORMATS,
     most_pixels: int = _MOST_PIXELS,
 ) -> Iterator[Image]:
     """Open an image; raise `DataError` if it cannot be opened, or decoded within the block."""
@@ -129,8 +133,7 @@ def _opened(
     ) as error:  # fmt: skip
         reason = str(error).rstrip(".")
         if isinstance(error, UnidentifiedImageError):
-            known = "known formats" if formats is None else f"formats {', '.join(formats)}"
-            reason = f"it is in none of the {known}"
+            reason = f"it is in none of the formats {', '.join(formats)}"
         raise DataError(
             f"the image {name} could not be read ({reason}): replace or remove the file"
         ) from None

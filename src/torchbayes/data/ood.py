@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from torchbayes.core.digest import digest
 from torchbayes.data.dataset import DataSet, Split
 from torchbayes.data.datasets import DATASETS
 from torchbayes.data.images import read_images
@@ -33,6 +35,11 @@ class OutOfDistribution:
     name: str
     inputs: Tensor
     note: str
+
+    @cached_property
+    def digest(self) -> str:
+        """Digest of the inputs."""
+        return digest(self.inputs)
 
 
 def ood_for(data: DataSet, data_dir: str | Path | None = None) -> OutOfDistribution:

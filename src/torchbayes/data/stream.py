@@ -14,10 +14,13 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from torchbayes.core.batch import batch_weights, slice_batch, split_batch
+from torchbayes.core.device import generator_state
 from torchbayes.data.order import EXAMPLE, EpochLoader, mixed_seed
 from torchbayes.data.source import DataError
 
-__all__ = ["StreamLoader", "live_workers", "restored_generators"]
+__all__ = ["StreamLoader", "live_workers", "lost_worker", "next_batch", "restored_generators"]
+
+_BROKEN = (ConnectionError, EOFError, FileNotFoundError)
 
 
 class StreamLoader(EpochLoader):
@@ -72,11 +75,7 @@ class StreamLoader(EpochLoader):
             generator=torch.Generator(),
         )
         batches = iter(loader)
-        while True:
-            with live_workers():
-                result = next(batches, None)
-            if result is None:
-                return
+        while (result := next_batch(batches, None)) is not None:
             if isinstance(result, DataError):
                 raise result
             yield result
@@ -129,25 +128,62 @@ class _Batches(Dataset[Any]):
         return inputs, *others
 
 
+def lost_worker(error: BaseException) -> DataError | None:
+    """Return one sentence for an error that says that a worker process was killed, None for another error.
+
+    torch says so itself, from a signal handler and thus anywhere; but if the process dies while it hands over
+    a batch, the error is that of a broken connection.
+    """
+    told = (str(error).splitlines() or [""])[0] or type(error).__name__
+    if isinstance(error, RuntimeError):
+        if not told.startswith("DataLoader worker"):
+            return None
+    elif not (isinstance(error, _BROKEN) and _raised_in(error).startswith("multiprocessing.")):
+        return None
+    return DataError(
+        f"a process that reads the data has ended ({told.rstrip('. ')}): a system with too little memory "
+        "kills it; use fewer workers or smaller batches, then start again with --resume"
+    )
+
+
+def _raised_in(error: BaseException) -> str:
+    """Return the name of the module that raised an error."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return "" if trace is None else str(trace.tb_frame.f_globals.get("__name__", ""))
+
+
 @contextmanager
 def live_workers() -> Iterator[None]:
-    """Turn torch's error about a worker process that was killed into one sentence."""
+    """Turn errors about a worker process that was killed into one sentence, as `lost_worker` does."""
     try:
         yield
-    except RuntimeError as error:
-        told = str(error).splitlines()[0]
-        if not told.startswith("DataLoader worker"):
+    except (RuntimeError, *_BROKEN) as error:
+        lost = lost_worker(error)
+        if lost is None:
             raise
-        raise DataError(
-            f"a process that reads the data has ended ({told.rstrip('. ')}): a system with too little memory "
-            "kills it; use fewer workers or smaller batches, then start again with --resume"
-        ) from error
+        raise lost from error
+
+
+def next_batch(batches: Iterator[Any], end: Any) -> Any:
+    """Return the next of a loader's batches, or `end`; if a worker was killed, the others end, too.
+
+    As long as the iterator lives, torch tells of a dead worker again at every signal, and the frames of an
+    error keep it alive.
+    """
+    try:
+        with live_workers():
+            return next(batches, end)
+    except DataError:
+        getattr(batches, "_shutdown_workers", lambda: None)()
+        raise
 
 
 @contextmanager
 def restored_generators() -> Iterator[None]:
     """Restore the global generators after the block."""
-    state = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    state = generator_state(torch.default_generator), np.random.get_state(), random.getstate()
     try:
         yield
     finally:

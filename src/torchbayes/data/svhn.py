@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from torchbayes.core.errors import FileError
+from torchbayes.core.reading import check_inflation
 from torchbayes.data.dataset import DataSet, Split
 from torchbayes.data.source import DataError, RemoteFile, Source, damaged, obtain
 from torchbayes.data.transform import PadCropFlip
 
 __all__ = ["SVHN", "load_svhn", "read_svhn"]
+
+_COMPRESSED, _PIECE = 15, 1 << 20  # a kind of element of MATLAB files, version 5
 
 _FILES = ("train_32x32.mat", "test_32x32.mat")
 _CHECKSUMS = (
@@ -58,8 +64,11 @@ def read_svhn(path: Path) -> Split:
     from scipy.io import loadmat  # late: SciPy is slow to import
 
     try:
+        _check_bomb(path)
         content = loadmat(path, variable_names=("X", "y"))
         images, labels = content["X"], content["y"].reshape(-1)
+    except FileError:
+        raise
     # loadmat passes on any error of its parser: struct.error, zlib.error, TypeError, ...
     except Exception as error:
         raise damaged(path, error) from error
@@ -75,3 +84,22 @@ def read_svhn(path: Path) -> Split:
     numbers = torch.from_numpy(labels.astype(np.int64))
     pixels = torch.from_numpy(np.ascontiguousarray(images.transpose(3, 2, 0, 1)))
     return Split(pixels, torch.where(numbers == 10, 0, numbers))
+
+
+def _check_bomb(path: Path) -> None:
+    """Inflate a MATLAB file piece by piece, keep nothing, and raise a `FileError` where it is too much."""
+    inflated = 0
+    with path.open("rb") as file:
+        order = {b"IM": "<", b"MI": ">"}.get(file.read(128)[126:])
+        while order is not None and len(tag := file.read(8)) == 8:
+            kind, left = struct.unpack(f"{order}II", tag)
+            if kind != _COMPRESSED:
+                file.seek(left, 1)
+                continue
+            stream = zlib.decompressobj()
+            while left and (piece := file.read(min(left, _PIECE))):
+                left -= len(piece)
+                while piece:
+                    inflated += len(stream.decompress(piece, _PIECE))
+                    check_inflation(path, inflated)
+                    piece = stream.unconsumed_tail

@@ -20,7 +20,14 @@ from torchbayes.data.table_encoding import (
     fit_columns,
     label,
 )
-from torchbayes.data.table_file import TextTable, is_missing, number, read_text_table, shown
+from torchbayes.data.table_file import (
+    TextTable,
+    is_missing,
+    number,
+    read_text_table,
+    refuse_device,
+    shown,
+)
 
 __all__ = [
     "TASKS",
@@ -251,6 +258,7 @@ def read_rows(path: Path, count: int) -> list[int]:
         path: File.
         count: Number of rows in the table.
     """
+    refuse_device(path)
     try:
         words = path.read_text(encoding="utf-8").split()
     except (OSError, UnicodeDecodeError):

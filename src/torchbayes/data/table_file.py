@@ -28,6 +28,7 @@ __all__ = [
     "is_missing",
     "number",
     "read_text_table",
+    "refuse_device",
     "shown",
 ]
 
@@ -154,6 +155,7 @@ def read_text_table(path: str | Path, *, header: bool | None = None, least: int 
         DataError: If the file is missing, empty, not text in UTF-8, or not a table.
     """
     path = Path(path).expanduser()
+    refuse_device(path)
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -190,6 +192,12 @@ def read_text_table(path: str | Path, *, header: bool | None = None, least: int 
     header = _has_header(fields) if header is None else header
     names = tuple(fields.pop(0)) if header else tuple(map(str, range(width)))
     return TextTable(path, names, fields, header, hashlib.sha256(data).hexdigest())
+
+
+def refuse_device(path: Path) -> None:
+    """Raise a `DataError` for a device such as /dev/zero, which has no end; a pipe has one."""
+    if path.is_char_device() or path.is_block_device():
+        raise DataError(f"{path} is a device, not a file: give a text file")
 
 
 def frame_table(frame: Any) -> TextTable:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torchbayes import metrics
 from torchbayes.average import freeze, parallelizing, widening
 from torchbayes.average.freeze import take_draws
+from torchbayes.core.batch import device_of
 from torchbayes.core.storage import write_json
 from torchbayes.data import make_loader
 from torchbayes.experiments.made_with import made_with
@@ -35,6 +36,7 @@ def averaged(
     counts: Sequence[int] = (1, 4, 16),
     seed: int = 0,
     data_dir: Path | None = None,
+    device: torch.device | None = None,
 ) -> dict[str, Any]:
     """Score averages of a run's draws, and write the scores to its folder.
 
@@ -44,10 +46,11 @@ def averaged(
         counts: Numbers of draws to average.
         seed: Random seed.
         data_dir: Folder of the data, if not the usual one.
+        device: Device to compute on; the CPU if None.
     """
     if how not in _HOWS:
         raise ValueError(f"how is {how!r}: expected {' or '.join(_HOWS)}")
-    trained = TrainedRun(run, data_dir)
+    trained = TrainedRun(run, data_dir, device=device)
     trained.require_classes("average compares classifiers")
     posterior = trained.posterior()
     members = {Point: 1, Samples: len(posterior) if isinstance(posterior, Samples) else 0}
@@ -112,7 +115,8 @@ def _branches(
 
 @torch.no_grad()
 def _outputs(network: nn.Module, test: Any) -> Tensor:
-    return torch.cat([network(inputs) for inputs, _ in test.batches(0)])
+    device = device_of(network)
+    return torch.cat([network(inputs.to(device)).cpu() for inputs, _ in test.batches(0)])
 
 
 def _row(logits: Tensor, targets: Tensor, count: int) -> dict[str, Any]:

@@ -13,6 +13,7 @@ A plan can be stopped and resumed: finished runs are kept, the interrupted one c
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 import os
 import statistics
@@ -26,11 +27,19 @@ import numpy as np
 
 from torchbayes._version import __version__
 from torchbayes.core.device import process_device
+from torchbayes.core.reading import is_number
 from torchbayes.core.storage import atomic_path, write_json
 from torchbayes.data import DataSet, OutOfDistribution, Split, ood_for
 from torchbayes.experiments.calibrate import calibrate
 from torchbayes.experiments.evaluation import evaluate
-from torchbayes.experiments.made_with import check_run, check_version, made_with, read_result
+from torchbayes.experiments.made_with import (
+    check_run,
+    check_version,
+    made_with,
+    read_result,
+    scored_on,
+)
+from torchbayes.experiments.provenance import commit
 from torchbayes.experiments.settings import Experiment
 from torchbayes.experiments.trained_run import TrainedRun
 from torchbayes.experiments.training import train_experiment
@@ -41,7 +50,9 @@ from torchbayes.train.run_folder import RunFolder
 
 __all__ = ["Comparison", "Job", "Row", "check_name", "recipe_rows", "rows_from"]
 
+_LOG = logging.getLogger("torchbayes")
 _SHOWN_IMAGES = 2000
+_ROW = "row:"
 
 
 @dataclass(frozen=True)
@@ -96,8 +107,20 @@ def rows_from(
                 )
         own = {**settings, **table, **flags}
         own["options"] = {**own.get("options", {}), **options.get(name, {})}
-        rows[name] = Row(name, Experiment.from_settings(own, f"row {name!r}"))
+        experiment = Experiment.from_settings(own, f"row {name!r}")
+        start = _row_of(experiment.init)
+        if start is not None and (start not in rows or rows[start].last_of is not None):
+            raise ValueError(
+                f"row {name!r} has init {experiment.init!r}: after {_ROW!r} name a row above with a run "
+                "of its own"
+            )
+        rows[name] = Row(name, experiment)
     return list(rows.values())
+
+
+def _row_of(init: str | tuple[str, ...]) -> str | None:
+    """Return the row whose runs, each with the same seed, others start from; None for files."""
+    return init.removeprefix(_ROW) if isinstance(init, str) and init.startswith(_ROW) else None
 
 
 def _tables(tables: Any, what: str) -> Mapping[str, Mapping[str, Any]]:
@@ -135,11 +158,13 @@ class Job:
         row: Row of the table.
         experiment: Settings, with the seed of this run.
         folder: Folder of the scores.
+        data: What it is scored on, the data and the out-of-distribution inputs, as soon as they are read.
     """
 
     row: Row
     experiment: Experiment
     folder: Path
+    data: tuple[DataSet, OutOfDistribution] | None = None
 
     @property
     def run_folder(self) -> Path:
@@ -149,7 +174,11 @@ class Job:
     @property
     def scores(self) -> dict[str, Any] | None:
         """Scores, or None until the run is finished and evaluated with these settings."""
-        return self._result("scores.json", last=self.row.last_of is not None)
+        found = self._result("scores.json", last=self.row.last_of is not None, ood=True)
+        if found is not None and not all(v is None or is_number(v) for v in found.values()):
+            _LOG.warning("%s is damaged: it is made again", self.folder / "scores.json")
+            return None
+        return found
 
     @property
     def calibrated(self) -> bool:
@@ -159,13 +188,16 @@ class Job:
     @property
     def corrupted(self) -> bool:
         """Whether the run has been scored on corrupted images with these settings."""
-        return self._result("corruptions.json", last=self.row.last_of is not None) is not None
+        last = self.row.last_of is not None
+        return self._result("corruptions.json", last=last, ood=True) is not None
 
-    def _result(self, name: str, *, last: bool) -> dict[str, Any] | None:
+    def _result(self, name: str, *, last: bool, ood: bool = False) -> dict[str, Any] | None:
         run = RunFolder(self.run_folder)
-        if not run.config_file.exists():
+        if self.data is None or not run.config_file.exists():
             return None
-        made = made_with(run, samples=self.experiment.samples, last=last)
+        data, other = self.data
+        on = scored_on(data, other if ood else None)
+        made = made_with(run, samples=self.experiment.samples, last=last, **on)
         return read_result(self.folder / name, made)
 
 
@@ -201,7 +233,7 @@ class Comparison:
         self.jobs = [
             Job(
                 row,
-                dataclasses.replace(row.experiment, seed=seed),
+                _seeded(row.experiment, seed, out),
                 out
                 / "runs"
                 / (f"{row.last_of}-{seed}/last" if row.last_of else f"{row.name}-{seed}"),
@@ -234,6 +266,7 @@ class Comparison:
         whole = self.base.load_whole(self.data_dir)
         self._check_finished(whole)
         ood = ood_for(whole, self.data_dir)
+        self.jobs = [dataclasses.replace(job, data=(whole, ood)) for job in self.jobs]
         self._save_images(whole, ood)
         for number, job in enumerate(self.jobs):
             scores = job.scores
@@ -250,12 +283,21 @@ class Comparison:
             self._write(whole, ood)
 
     def _check_finished(self, whole: DataSet) -> None:
-        """Raise a `RunError` if an existing run has other settings, or another table, than its job."""
+        """Raise a `RunError` if an existing run has other settings, or other data, than its job."""
+        commits: set[str] = set()
         for job in self.jobs:
             there = RunFolder(job.run_folder)
+            there.check_not_lost()
             if there.config_file.exists() or (job.folder / "scores.json").exists():
                 check_run(there, job.experiment, whole)
                 check_version(there)
+                commits.add(str(there.read_config().get("commit", "")))
+        if others := sorted(commits - {"", commit()}):
+            _LOG.warning(
+                "%s has runs of commit %s, this is %s: their figures are kept; choose another folder to have "
+                "all of this code",
+                self.out, ", ".join(others), commit() or "an installed torchbayes",
+            )  # fmt: skip
 
     def _train(self, job: Job, whole: DataSet, progress: Progress) -> None:
         data = job.experiment.split(whole)
@@ -339,6 +381,15 @@ class Comparison:
                 test=data.test.inputs[:_SHOWN_IMAGES].numpy(),
                 ood=ood.inputs[:_SHOWN_IMAGES].numpy(),
             )
+
+
+def _seeded(experiment: Experiment, seed: int, out: Path) -> Experiment:
+    """Return the settings of one run, which starts from another row's run with the same seed if so asked."""
+    start = _row_of(experiment.init)
+    init = experiment.init
+    if start is not None:
+        init = RunFolder(out / "runs" / f"{start}-{seed}").posterior_file.as_posix()
+    return dataclasses.replace(experiment, seed=seed, init=init)
 
 
 def check_name(name: str) -> None:

@@ -11,9 +11,11 @@ from pathlib import Path
 
 import torch
 
+from torchbayes.core.errors import FileError
+from torchbayes.core.reading import read_json
 from torchbayes.core.storage import read_tensors
 
-__all__ = ["PeakMemory", "peak_memory", "stored_numbers"]
+__all__ = ["PeakMemory", "peak_memory", "read_peak", "stored_numbers"]
 
 
 class PeakMemory:
@@ -80,6 +82,20 @@ def _resident(*fields: str) -> dict[str, int]:
     lines = (line.split() for line in status.splitlines())
     named = {line[0].rstrip(":"): line for line in lines if len(line) > 1}
     return {field: 1024 * int(named[field][1]) for field in fields if field in named}
+
+
+def read_peak(file: Path, remedy: str) -> int:
+    """Return the peak memory that a run's cost.json holds.
+
+    Args:
+        file: The file.
+        remedy: What to do if it cannot be used, for messages.
+    """
+    content = read_json(file, remedy)
+    peak = content.get("peak_memory") if isinstance(content, dict) else None
+    if not isinstance(peak, int) or not 0 <= peak < 2**63:
+        raise FileError(f"{file} is damaged, its peak_memory is {peak!r:.50}: {remedy}")
+    return peak
 
 
 def stored_numbers(posterior: Path) -> int:

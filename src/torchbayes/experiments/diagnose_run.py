@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from torchbayes.checks.diagnosis import Quantity, diagnose, log_posterior
@@ -27,11 +28,16 @@ __all__ = ["diagnosis_of"]
 _TRAINING = 2000
 
 
-def diagnosis_of(run: Path, inputs: int = 200, data_dir: Path | None = None) -> dict[str, Any]:
+def diagnosis_of(
+    run: Path,
+    inputs: int = 200,
+    data_dir: Path | None = None,
+    device: torch.device | None = None,
+) -> dict[str, Any]:
     """Diagnose a run and write diagnosis.json and traces.png to its folder."""
     if inputs < 1:
         raise ValueError(f"inputs is {inputs}: expected at least 1 test input to predict")
-    trained = TrainedRun(run, data_dir)
+    trained = TrainedRun(run, data_dir, device=device)
     samples, method = trained.posterior(), find_method(trained.experiment.method)
     if not issubclass(method, SamplerMethod) or not isinstance(samples, Samples):
         raise ValueError(
@@ -47,7 +53,8 @@ def diagnosis_of(run: Path, inputs: int = 200, data_dir: Path | None = None) -> 
         prior=as_prior(settings["prior"]),
         likelihood=trained.likelihood(),
         train_size=trained.data.train_size,
-        temperature=settings["temperature"],
+        # By default likelihood and prior have the same one, which R-hat and effective size do not depend on.
+        temperature=1.0 if settings["temperature"] is None else settings["temperature"],
     )
     result = diagnose(
         trained.model,

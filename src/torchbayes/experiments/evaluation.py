@@ -17,12 +17,11 @@ import torch
 from torch import Tensor
 
 from torchbayes import metrics
-from torchbayes.core.reading import read_json
 from torchbayes.core.storage import write_json
 from torchbayes.data import DataSet, OutOfDistribution, noise_for, ood_for
 from torchbayes.data.transform import Normalise
-from torchbayes.experiments.cost import stored_numbers
-from torchbayes.experiments.made_with import made_with
+from torchbayes.experiments.cost import read_peak, stored_numbers
+from torchbayes.experiments.made_with import made_with, scored_on
 from torchbayes.experiments.robustness import corruption_scores
 from torchbayes.experiments.saved_predictions import Predictions, RegressionPredictions
 from torchbayes.experiments.trained_run import TrainedRun
@@ -68,7 +67,7 @@ def evaluate(
             extra["mean_iou"] = metrics.mean_iou(*metrics.rows(test.probs, targets, ignored))
         predictions = Predictions.of(test, targets, other, ignored)
         predictions.save(folder / "predictions.npz")
-        write_json(folder / "draws.json", _scores_by_draws(test, targets, ignored))
+        write_json(folder / "draws.json", {"rows": _scores_by_draws(test, targets, ignored)})
         noise = noise_for(data)
         if noise is not None:
             blank = run.predict(normalise(noise.inputs, torch.Generator()), samples, last=last)
@@ -85,7 +84,7 @@ def evaluate(
         predictions.save(folder / "regression.npz")
     scores = {key: finite(value) for key, value in (predictions.scores() | extra).items()}
     scores |= _cost(run, last)
-    made = scored_with(run, samples, last=last)
+    made = scored_with(run, samples, last=last, ood=ood)
     if corruptions:
         draws = min(_CORRUPTION_DRAWS, run.experiment.samples if samples is None else samples)
         damaged = corruption_scores(lambda batches: run.predict(batches, draws, last=last), data)
@@ -98,11 +97,15 @@ def evaluate(
 
 
 def scored_with(
-    run: TrainedRun, samples: int | None = None, *, last: bool = False
+    run: TrainedRun,
+    samples: int | None = None,
+    *,
+    last: bool = False,
+    ood: OutOfDistribution | None = None,
 ) -> dict[str, Any]:
-    """Return what the scores of `evaluate` with these arguments are made with."""
+    """Return what scores with these arguments are made with, those of `evaluate` if there is an `ood`."""
     draws = run.experiment.samples if samples is None else samples
-    return made_with(run.files, samples=draws, last=last)
+    return made_with(run.files, samples=draws, last=last, **scored_on(run.data, ood))
 
 
 def in_units(
@@ -124,7 +127,7 @@ def _standardised_scores(test: RegressionPredictive, targets: Tensor) -> dict[st
 def _cost(run: TrainedRun, last: bool) -> dict[str, float | None]:
     """Collect time, memory and storage; a single sample has its run's time and no memory figure."""
     rows, file = run.files.read_metrics(), run.files.path / "cost.json"
-    seconds = float(rows[-1]["seconds"]) if rows else None
+    seconds = float(rows[-1].get("seconds", 0.0)) if rows else None
     weights = float(sum(p.numel() for p in run.model.parameters()))
     cost: dict[str, float | None] = {"seconds": seconds, "parameters": weights}
     if last:
@@ -132,9 +135,8 @@ def _cost(run: TrainedRun, last: bool) -> dict[str, float | None]:
     cost["seconds_per_epoch"] = None if seconds is None else seconds / run.experiment.epochs
     cost["stored"] = float(stored_numbers(run.files.posterior_file))
     if file.exists():
-        cost["peak_memory"] = float(
-            read_json(file, "evaluate needs it: train the run again")["peak_memory"]
-        )
+        remedy = "remove it, and the scores leave the memory out"
+        cost["peak_memory"] = float(read_peak(file, remedy))
     return cost
 
 

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from torchbayes import metrics
 from torchbayes.applications.prune import prune
 from torchbayes.core.storage import write_json
@@ -25,9 +27,10 @@ def pruning_rows(
     save: float = 0.75,
     samples: int | None = None,
     data_dir: Path | None = None,
+    device: torch.device | None = None,
 ) -> list[dict[str, Any]]:
     """Score a run's posterior with increasing shares of its weights removed."""
-    trained = TrainedRun(run, data_dir)
+    trained = TrainedRun(run, data_dir, device=device)
     trained.require_classes(
         "this table is of a classifier's errors; use torchbayes.applications.prune in Python"
     )
@@ -40,7 +43,7 @@ def pruning_rows(
     kept = prune(posterior, save)
     rows = [_row(trained, prune(posterior, share), share, samples) for share in shares]
     kept.save(trained.files.path / "pruned.safetensors")
-    write_json(trained.files.path / "prune.json", rows)
+    write_json(trained.files.path / "prune.json", {"rows": rows})
     errors = [(row["fraction"], row["error"]) for row in rows]
     save_picture(
         run,

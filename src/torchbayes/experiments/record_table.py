@@ -8,7 +8,7 @@ from typing import Any
 
 from torchbayes.experiments.record import Figure, Record
 
-__all__ = ["markdown_row", "record_table"]
+__all__ = ["SCORE_STYLES", "markdown_row", "record_table"]
 
 _SCORES = {
     # score: (title, format)
@@ -30,6 +30,13 @@ _TOGETHER = {
     "correlation_between": ("|r| between blocks", ".3f"),
     "correlation_floor": ("|r| by chance", ".3f"),
 }
+_TIMES = {
+    f"x{times}_{score}": (f"{title} ×{times}", style)
+    for times in (1, 2, 4, 8, 16)
+    for score, (title, style) in _AVERAGED.items()
+}
+SCORE_STYLES = {"error": ("error", ".2%"), **_SCORES, **_PRUNED, **_TIMES, **_TOGETHER}
+"""Title and format of every score of a record."""
 
 
 def record_table(record: Record) -> str:

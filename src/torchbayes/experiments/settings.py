@@ -15,8 +15,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from torchbayes.core.device import forked_random_numbers
 from torchbayes.data import DataSet, TableEncoding, load_data
 from torchbayes.data.dataset import hold_out
+from torchbayes.data.transform import PadCropFlip
 from torchbayes.experiments.options import check_spelling, translated
 from torchbayes.likelihood import Categorical, GaussianNoise, Likelihood
 from torchbayes.models import build_model
@@ -58,6 +60,7 @@ class Experiment:
         validation: Share of the training set to hold out and score after every epoch.
         examples: Number of training examples, drawn at random; 0 for all.
         augment: Use the data set's usual augmentation.
+        augment_shift: Pixels by which it moves images at most; 0 for as many as usual.
         schedule: Learning-rate schedule. In a file its name is `schedule`, and its other arguments are
             separate settings.
         clip_norm: Largest gradient norm; 0 for no limit.
@@ -68,7 +71,9 @@ class Experiment:
         noise: Gaussian noise of a regression's targets: learned (one level), fixed, or predicted by the
             network for every input.
         noise_std: Standard deviation of fixed noise, or the initial value of learned noise.
-        init: Safetensors file of weights to start from; empty for random ones.
+        init: Safetensors file of weights to start from, or several, one for each member of an ensemble;
+            empty for random ones. In a recipe's row also `row:NAME`, the network of another row above with
+            the same seed.
         reset: Weights or modules that start from new random weights in spite of `init`.
         model_options: Options of the network.
         table: For a table: its target, task, drop, split and test_share, as for `load_data`; with `split`
@@ -86,6 +91,7 @@ class Experiment:
     validation: float = 0.0
     examples: int = 0
     augment: bool = False
+    augment_shift: int = 0
     schedule: Schedule = field(default_factory=Schedule)
     clip_norm: float = 0.0
     amp: str = ""
@@ -94,7 +100,7 @@ class Experiment:
     accumulate: int = 1
     noise: str = "learned"
     noise_std: float = 1.0
-    init: str = ""
+    init: str | tuple[str, ...] = ""
     reset: tuple[str, ...] = ()
     model_options: dict[str, Any] = field(default_factory=dict)
     table: dict[str, Any] = field(default_factory=dict)
@@ -121,7 +127,11 @@ class Experiment:
                 value = float(value)
             if isinstance(default, tuple) and isinstance(value, list):
                 value = tuple(value)
-            if type(value) is not type(default):
+            if key == "init" and isinstance(value, list | tuple) and all(
+                isinstance(file, str) for file in value
+            ):  # fmt: skip
+                value = value[0] if len(value) == 1 else tuple(value)
+            elif type(value) is not type(default):
                 raise ValueError(
                     f"{where}: {key} is {value!r}, expected a value such as {default!r}"
                 )
@@ -150,6 +160,10 @@ class Experiment:
         if not 0 <= self.validation < 1:
             raise ValueError(
                 f"validation is {self.validation:g}: expected a share from 0 to below 1"
+            )
+        if self.augment_shift and not self.augment:
+            raise ValueError(
+                f"augment_shift is {self.augment_shift}, but nothing is augmented: set augment too"
             )
         if self.examples < 0:
             raise ValueError(
@@ -212,7 +226,7 @@ class Experiment:
         def make() -> nn.Module:
             return build_model(**arguments)
 
-        with torch.random.fork_rng(), torch.device("meta"):
+        with forked_random_numbers(), torch.device("meta"):
             make()
         return make
 
@@ -251,7 +265,7 @@ class Experiment:
         """Hold out the validation split and draw the training examples; `whole` is not changed."""
         if whole.table is not None and self.table.get("split") == "seed":
             whole = whole.table.split(self.seed).dataset()
-        data = hold_out(whole, self.validation, self.seed)
+        data = hold_out(self._shifting(whole), self.validation, self.seed)
         if self.examples == 0:
             return data
         if self.examples > data.train_size:
@@ -262,8 +276,26 @@ class Experiment:
         order = torch.randperm(data.train_size, generator=torch.Generator().manual_seed(self.seed))
         return data.divided(order[: self.examples])
 
+    def _shifting(self, whole: DataSet) -> DataSet:
+        """Return the data with an augmentation that moves images by `augment_shift` pixels at most."""
+        if self.augment_shift == 0:
+            return whole
+        if not isinstance(whole.augment, PadCropFlip):
+            raise ValueError(
+                f"augment_shift is {self.augment_shift}, but no augmentation moves the examples of "
+                f"{whole.name}: leave it out"
+            )
+        shifting = dataclasses.replace(whole.augment, pad=self.augment_shift)
+        return dataclasses.replace(whole, augment=shifting)
 
-_LATER: Mapping[str, Any] = {"init": "", "reset": (), "memory_format": "", "compile": ""}
+
+_LATER: Mapping[str, Any] = {
+    "init": "",
+    "reset": (),
+    "memory_format": "",
+    "compile": "",
+    "augment_shift": 0,
+}
 
 SETTINGS: Mapping[str, Any] = {**Experiment().settings(), **_LATER}
 """All settings of a recipe or a config.toml, with their defaults."""

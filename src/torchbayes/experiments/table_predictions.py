@@ -74,11 +74,24 @@ def predict_rows(
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write rows to a CSV file, as a whole or not at all; the classes of a set are joined by a bar."""
+    """Write rows to a CSV file, as a whole or not at all; the classes of a set are joined by a bar.
+
+    Text that a spreadsheet would take for a formula, such as a class `=A1`, gets an apostrophe in front.
+    """
     with atomic_path(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(
-            {key: "|".join(v) if isinstance(v, list) else v for key, v in row.items()}
-            for row in rows
-        )
+        writer = csv.writer(file)
+        writer.writerow(map(_no_formula, rows[0]))
+        for row in rows:
+            values = (row.get(name) for name in rows[0])
+            whole = ("|".join(v) if isinstance(v, list) else v for v in values)
+            writer.writerow([_no_formula(v) if isinstance(v, str) else v for v in whole])
+
+
+def _no_formula(text: str) -> str:
+    if not text.startswith(("=", "+", "-", "@", "\t", "\r", "\n")):
+        return text
+    try:
+        float(text)  # a class may be called -1
+        return text
+    except ValueError:
+        return f"'{text}"

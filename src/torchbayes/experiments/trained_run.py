@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchbayes.core.batch import map_tensors
+from torchbayes.core.batch import map_tensors, split_batch
 from torchbayes.data import (
     DataSet,
     ImageFolder,
@@ -23,10 +23,11 @@ from torchbayes.data.table import encoded_nothing
 from torchbayes.experiments.settings import SETTINGS, Experiment
 from torchbayes.likelihood import Likelihood
 from torchbayes.posterior import Point, Posterior, PosteriorFileError, Samples, load
-from torchbayes.predict.predictive import predictive
+from torchbayes.predict.predictive import is_loader, predictive
 from torchbayes.predict.results import ClassPredictive, Predictive
 from torchbayes.train.run import Run, load_run
 from torchbayes.train.run_folder import RunError, RunFolder
+from torchbayes.train.throughput import FORMATS, arranged
 
 __all__ = ["TrainedRun", "kept_run", "on_cpu", "preprocessing_of", "run_settings"]
 
@@ -119,13 +120,23 @@ class TrainedRun:
         result = predictive(
             self.model,
             posterior,
-            inputs,
+            self._arranged(inputs),
             self.experiment.samples if samples is None else samples,
             self.likelihood() if likelihood is None else likelihood,
             torch.Generator().manual_seed(0),
             recalibrate=False,
         )
         return on_cpu(result)
+
+    def _arranged(self, inputs: Any) -> Any:
+        """Return inputs in the memory format that the run was trained in."""
+        config = self.files.read_config() if self.files.config_file.exists() else {}
+        form = config.get("chosen_format") or self.experiment.memory_format
+        if form not in FORMATS[1:]:
+            return inputs
+        if is_loader(inputs):
+            return (arranged(split_batch(batch)[0], form) for batch in inputs)
+        return arranged(inputs, form)
 
     def predict_split(
         self, split: Split | ImageFolder, samples: int | None = None, **options: Any

@@ -13,12 +13,11 @@ import torch
 from torch import nn
 
 from torchbayes.core import distributed
-from torchbayes.core.device import process_device
+from torchbayes.core.device import forked_random_numbers, process_device
 from torchbayes.core.errors import FileError
-from torchbayes.core.reading import read_json
 from torchbayes.core.storage import write_json
 from torchbayes.data import DataSet, make_loader
-from torchbayes.experiments.cost import peak_memory
+from torchbayes.experiments.cost import peak_memory, read_peak
 from torchbayes.experiments.made_with import check_run, run_config
 from torchbayes.experiments.provenance import commit
 from torchbayes.experiments.settings import Experiment
@@ -100,7 +99,7 @@ def threads_for(make: Callable[[], nn.Module], batch_size: int) -> Iterator[None
 
     On a busy machine they wait long: all threads of a layer must finish before the next one starts.
     """
-    with torch.random.fork_rng(), torch.device("meta"):
+    with forked_random_numbers(), torch.device("meta"):
         weights = sum(p.numel() for p in make().parameters())
     before = torch.get_num_threads()
     if weights * batch_size < _WORTH_THREADS:
@@ -127,7 +126,7 @@ def _warm_up(
     size = math.ceil(experiment.batch_size / experiment.accumulate)
     few = data.train.subset(torch.arange(min(size, data.train_size)))
     loader = make_loader(data, few, size, shuffle=True, augment=experiment.augment)
-    with torch.random.fork_rng(), tempfile.TemporaryDirectory() as folder:
+    with forked_random_numbers(), tempfile.TemporaryDirectory() as folder:
         model = make().to(device)
         try:
             fit(
@@ -136,7 +135,10 @@ def _warm_up(
             )  # fmt: skip
         except KeyboardInterrupt:
             raise KeyboardInterrupt("stopped before the first update") from None
-        SGLD(model, train_size=size).step()  # with the gradients of the update
+        # A layer of its own: of a network with batch norm the sampler would say that it should not sample it.
+        layer = nn.Linear(2, 1).to(device)
+        layer(torch.ones(1, 2, device=device)).sum().backward()
+        SGLD(layer, train_size=size).step()
 
 
 def _note_peak(folder: Path, peak: int) -> None:
@@ -145,7 +147,7 @@ def _note_peak(folder: Path, peak: int) -> None:
     before = 0
     if file.exists():
         try:
-            before = int(read_json(file, "only this session's peak is known")["peak_memory"])
-        except (FileError, KeyError, TypeError) as error:
+            before = read_peak(file, "only this session's peak is known")
+        except FileError as error:
             _LOG.warning("%s", error)
     write_json(file, {"peak_memory": max(peak, before)})

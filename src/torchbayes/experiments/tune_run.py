@@ -12,6 +12,7 @@ import tomli_w
 from torchbayes._version import __version__
 from torchbayes.core.storage import write_text
 from torchbayes.data import DataSet, make_loader
+from torchbayes.experiments.made_with import made_of
 from torchbayes.experiments.options import check_spelling
 from torchbayes.experiments.settings import SETTINGS, Experiment
 from torchbayes.experiments.training import threads_for
@@ -62,7 +63,11 @@ def tune_experiment(
     for values in zip(*([space[name][0], space[name][-1]] for name in space), strict=True):
         check_spelling(method, dict(zip(space, values, strict=True)))
     make = experiment.model_factory(data)
-    about = {"torchbayes": __version__, "settings": experiment.settings()}
+    about = {
+        "torchbayes": __version__,
+        "settings": experiment.settings(),
+        **made_of(experiment, data),
+    }
     search = Search(
         experiment.method, space, about, folder=folder, resume=resume, epochs=experiment.epochs,
         seed=experiment.seed,

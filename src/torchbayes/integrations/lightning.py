@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from torchbayes.core.batch import batch_weights, call, split_batch
+from torchbayes.core.device import generator_state
 from torchbayes.core.outputs import Output, output_tensor
 from torchbayes.integrations.collector import Collector
 from torchbayes.integrations.optimizers import made_optimizer, only_optimizer
@@ -137,7 +138,8 @@ class PosteriorCallback(lightning.Callback):
         """Return what a resumed Trainer needs."""
         if self._collector is None:
             return {}
-        return {"collector": self._collector.state_dict(), "random": torch.get_rng_state()}
+        random = generator_state(torch.default_generator)
+        return {"collector": self._collector.state_dict(), "random": random}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keep a state until training begins: Lightning restores callbacks before there are optimisers."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torchbayes.core.reading import read_json
+from torchbayes.core.reading import is_number, read_json
 from torchbayes.report.attach import Picture, read_pictures
 from torchbayes.train.run_folder import RunFolder
 
@@ -94,7 +94,7 @@ def read_extras(run: Path, problems: list[str]) -> Extras:
 
     kinds, note = read("corruptions.json", _corruptions, ({}, ""))
     return Extras(
-        draws=read("draws.json", lambda rows: tuple(map(finite_numbers, rows)), ()),
+        draws=read("draws.json", _rows, ()),
         corruptions=kinds,
         corruption_note=note,
         calibration=read("calibration.json", _calibration, None),
@@ -120,8 +120,13 @@ def finite_numbers(table: Mapping[str, Any]) -> dict[str, float]:
     return {
         key: float(value)
         for key, value in table.items()
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        if is_number(value) and math.isfinite(value)
     }
+
+
+def _rows(table: Any) -> tuple[Numbers, ...]:
+    # Older versions wrote the list alone, which carries no checksum.
+    return tuple(map(finite_numbers, table["rows"] if isinstance(table, dict) else table))
 
 
 def _corruptions(table: Mapping[str, Any]) -> tuple[dict[str, tuple[Numbers, ...]], str]:

@@ -44,6 +44,8 @@ def load_results(folder: str | Path) -> Results:
         {'nll': 1.0}
     """
     folder = Path(folder)
+    for name in ("results.json", "scores.json", "config.toml", "about.json"):
+        _refuse_outside(folder, folder / name)
     table = _one_run(folder) or _read_table(folder / "results.json")
     problems: list[str] = []
     methods = [
@@ -202,6 +204,7 @@ def _images(file: Path, problems: list[str]) -> Images | None:
     if not file.is_file():
         return None
     try:
+        _refuse_outside(file.parent, file)
         archive = read_npz(file, "run `torchbayes compare` again")
         test, ood = archive["test"], archive.get("ood")
         for pictures in (test, ood):
@@ -211,6 +214,16 @@ def _images(file: Path, problems: list[str]) -> Images | None:
         problems.append(f"Pictures are not shown: {file} cannot be used ({error}).")
         return None
     return Images(test, ood)
+
+
+def _refuse_outside(folder: Path, file: Path) -> None:
+    """Raise a `FileError` if a file of the folder is a link to what is outside of it; see `_inside`."""
+    try:
+        outside = not file.resolve().is_relative_to(folder.resolve())
+    except (OSError, RuntimeError):  # a link to itself
+        outside = True
+    if outside:
+        raise FileError(f"{file} leads out of {folder}: put the file itself in its place")
 
 
 def _inside(folder: Path, name: str, problems: list[str]) -> Path:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from torchbayes.report.columns import Cell, cell_of, columns_with_data, full_label
 from torchbayes.report.results import Results
 
@@ -56,19 +58,27 @@ def latex_table(results: Results) -> str:
 
 
 def _markdown(text: str) -> str:
-    """Escape what could end a cell of a Markdown table or start an element."""
-    return " ".join(text.split()).translate(_MARKDOWN)
+    """Escape what could end a cell of a Markdown table or start an element, such as a picture or a link."""
+    return _one_line(text).replace("\u202f", " ").translate(_MARKDOWN)
 
 
 def _latex(text: str) -> str:
     """Escape every character that LaTeX would interpret."""
-    return text.translate(_LATEX)
+    return _one_line(text).translate(_LATEX)
 
 
-_MARKDOWN = str.maketrans({"&": "&amp;", "<": "&lt;", "|": "\\|"})
+def _one_line(text: str) -> str:
+    """Return text on one line; what could steer a terminal becomes an escape sequence that is only shown."""
+    line = " ".join(re.split(r"[^\S\u202f]+", text.strip()))
+    return "".join(
+        c if c.isprintable() or c == "\u202f" else c.encode("unicode_escape").decode() for c in line
+    )
+
+
+_MARKDOWN = str.maketrans({"&": "&amp;", "<": "&lt;", **{c: f"\\{c}" for c in "\\`[]|"}})
 _LATEX = str.maketrans({
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "%": r"\%",
     "_": r"\_", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}", "<": r"\textless{}",
     ">": r"\textgreater{}", "|": r"\textbar{}", '"': r"\textquotedbl{}", "–": "--", "−": "$-$",
-    "×": r"$\times$", "\u202f": r"\,",
+    "×": r"$\times$", "[": "{[}", "]": "{]}", "*": "{*}", "\u202f": r"\,",
 })  # fmt: skip

@@ -34,6 +34,7 @@ from torchbayes.core.batch import (
     slice_batch,
     suited,
 )
+from torchbayes.core.device import generator_state
 from torchbayes.core.outputs import Output
 from torchbayes.core.storage import atomic_path
 from torchbayes.likelihood import Categorical, Likelihood, as_likelihood
@@ -153,7 +154,7 @@ def export(
         examples = suited(examples, "cpu", network_dtype(network))
     if batch_len(examples) == 0:
         raise ValueError("there are no examples in the inputs: give at least one")
-    state = generator.get_state()
+    state = generator_state(generator)
     ready = examples if before is None else before(examples)
     prediction = predictive(
         network,

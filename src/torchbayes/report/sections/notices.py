@@ -212,14 +212,18 @@ def linearised(results: Results) -> Iterator[Notice]:
         if run is None or precision is None:
             continue
         known = method_options(find_method("laplace"))
-        structure, subset = (
-            run.extras.options.get(name, known[name].default) for name in ("structure", "subset")
+        structure, subset, curvature = (
+            run.extras.options.get(name, known[name].default)
+            for name in ("structure", "subset", "curvature")
         )
         yield _note(
-            "{}: the curvature is that of the network linearised in its weights (Gauss–Newton), {} over {}, "
+            "{}: the curvature is {}, {} over {}, "
             "with a prior precision of {}. Predictions here are not linearised: they draw weights and run "
             "the network itself.",
-            method_name(method), str(structure).replace("_", "-"),
+            method_name(method),
+            "the squares of the data's own gradients (empirical Fisher)" if curvature == "empirical"
+            else "that of the network linearised in its weights (Gauss–Newton)",
+            str(structure).replace("_", "-"),
             {"last_layer": "the last layer", "all": "all weights"}.get(subset, subset),
             significant(float(precision)),
         )  # fmt: skip

@@ -67,7 +67,7 @@ def main() -> None:
         table.write_page(table.read(record))
         return
     seed = int(time.time()) % 1_000_000 if arguments.seed is None else arguments.seed
-    began = datetime.datetime.now(datetime.UTC).isoformat(timespec="minutes")
+    began = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="minutes")
     run: dict[str, Any] = {
         "commit": _commit(), "seed": seed, "began": began, "python": platform.python_version(),
     }  # fmt: skip

@@ -1,6 +1,7 @@
-"""What is killed, and what it should end with: training by every method, and every command that resumes.
+"""What is killed, and what it should end with: training by every method, and every command that writes.
 
-A new command that resumes is one line in `all_cases`.
+A new command that resumes is one line in `all_cases`, one that adds files to a finished run one in
+`_AFTERWARDS`.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,11 +24,16 @@ from safetensors.torch import load_file
 import torchbayes as tb
 
 from ..conformance.problems import blobs, small_net
+from ..processes import forkserver
 
 __all__ = ["Case", "all_cases", "fit_case"]
 
 _ON_DISK = ("sgld", "sghmc", "psgld", "sgnht", "atmc")
 _UNTRAINED = ("seconds", "seconds_per_epoch", "peak_memory")
+_TABLES = (
+    "scores.json", "corruptions.json", "calibration.json", "prune.json", "diagnosis.json", "distill.json",
+    "average.json", "average-branching.json", "draws.json", "about.json",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -39,6 +46,8 @@ class Case:
         look: Returns what it has ended with, to be compared.
         processes: How many processes do it together.
         others: With how many it may be resumed, and must end with the same.
+        begin: Makes what should be in the folder before, undisturbed.
+        timed: Whether to kill it at random moments, too: what SQLite does to its file no audit hook sees.
     """
 
     name: str
@@ -46,6 +55,8 @@ class Case:
     look: Callable[[Path], Any]
     processes: int = 1
     others: tuple[int, ...] = (1,)
+    begin: Callable[[Path], None] | None = None
+    timed: bool = False
 
 
 def _train(method: str, on_disk: bool, folder: Path) -> None:
@@ -112,8 +123,52 @@ def _recipe(folder: Path) -> None:
     _command((*words, "--results", "{here}/results"), folder)
 
 
+_TRAINED = {
+    "map": ("--data", "digits", "--model-set", "hidden=[8]"),
+    "vogn": ("--data", "moons",),
+    "sgld": ("--data", "moons", "--set", "samples=4", "--set", "chains=2"),
+}  # fmt: skip
+_AFTERWARDS = {
+    "evaluate": ("map", "evaluate run --corruptions"),
+    "calibrate": ("vogn", "calibrate run"),
+    "prune": ("vogn", "prune run"),
+    "diagnose": ("sgld", "diagnose run"),
+    "average": ("sgld", "average run --times 1,2 --out average.json"),
+    "distill": ("sgld", "distill run --epochs 2 --resume"),
+    "laplace": ("map", "laplace run --samples 4"),
+    "export": ("map", "export run --format pt2"),
+    "report": ("map", "report run"),
+}
+
+
+def _trained(method: str, folder: Path) -> None:
+    """Put a finished run into a folder; it is trained once and kept beside it."""
+    place = folder.parent / f"trained-{method}"
+    if not (place / "run" / "scores.json").exists():
+        words = ("train", *_TRAINED[method], "--method", method, "--epochs", "2", "--samples", "4",
+                 "--out", "run")  # fmt: skip
+        child = forkserver().Process(target=_command, args=(words, place))
+        child.start()
+        child.join()
+        assert child.exitcode == 0, f"{method} cannot be trained"
+    shutil.copytree(place, folder)
+
+
+def _afterwards(name: str) -> Case:
+    """A command that adds files to a finished run; it may be started again as often as you like."""
+    method, words = _AFTERWARDS[name]
+    go = partial(_command, tuple(words.split()))
+    return Case(f"torchbayes {name}", go, _files, begin=partial(_trained, method))
+
+
+def _without_times(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _without_times(v) for k, v in value.items() if k not in _UNTRAINED}
+    return [_without_times(v) for v in value] if isinstance(value, list) else value
+
+
 def _files(folder: Path) -> dict[str, Any]:
-    """Return the names of all files, the weights of posteriors, and scores without times."""
+    """Return the names of all files, the weights of posteriors, and tables without times."""
     found: dict[str, Any] = {}
     for file in sorted(folder.rglob("*")):
         if not file.is_file() or file.name.startswith(".") or "previous" in file.name:
@@ -124,9 +179,10 @@ def _files(folder: Path) -> dict[str, Any]:
             for name, tensor in sorted(load_file(file).items()):
                 state.update(name.encode() + tensor.contiguous().numpy().tobytes())
             content = state.hexdigest()
-        elif file.name == "scores.json":
-            scores = json.loads(file.read_text())
-            content = {k: v for k, v in scores.items() if type(v) is float and k not in _UNTRAINED}
+        elif file.name in _TABLES:
+            content = _without_times(json.loads(file.read_text()))
+            if isinstance(content, dict):
+                content.pop("crc32", None)  # of the times, too
         found[str(file.relative_to(folder))] = content
     return found
 
@@ -200,5 +256,9 @@ def all_cases() -> list[Case]:
         *(Case(f"{n}, two processes", go[n], _draws, **any_number) for n in ("ensemble", "sgld")),
         Case("sghmc, on disk, two processes", partial(_train, "sghmc", True), _draws, **any_number),
         Case("torchbayes recipes run", _recipe, _files),
-        *(Case(f"torchbayes {name}", partial(_command, words), _files) for name, words in commands.items()),
+        *(
+            Case(f"torchbayes {name}", partial(_command, words), _files, timed=name == "tune")
+            for name, words in commands.items()
+        ),
+        *map(_afterwards, _AFTERWARDS),
     ]  # fmt: skip

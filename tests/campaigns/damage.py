@@ -8,8 +8,10 @@ error that is none of ours, or take memory.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gzip
+import io
 import json
 import random
 import resource
@@ -18,6 +20,7 @@ import struct
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +32,17 @@ from safetensors.torch import load, save_file
 import torchbayes as tb
 from torchbayes.applications.continual import TaskScores, _Kept
 from torchbayes.core.errors import FileError
-from torchbayes.core.reading import read_json, toml_text
+from torchbayes.core.reading import json_line, read_json, toml_text, tomllib
 from torchbayes.core.storage import checksum, json_checksum, write_json
 from torchbayes.data import DataError, TableEncoding, load_data
 from torchbayes.data.cifar import read_cifar
 from torchbayes.data.idx import read_idx
 from torchbayes.data.images import read_image
+from torchbayes.data.svhn import read_svhn
+from torchbayes.experiments.cost import read_peak
 from torchbayes.experiments.recipes import recipe_settings
 from torchbayes.experiments.record import Record
-from torchbayes.experiments.saved_predictions import Predictions
+from torchbayes.experiments.saved_predictions import Predictions, RegressionPredictions
 from torchbayes.report import load_results, render_page
 from torchbayes.train.run_folder import RunFolder
 from torchbayes.tuning.search import Search
@@ -50,6 +55,7 @@ __all__ = ["Format", "formats", "rounds", "verdict"]
 _ROOT = Path(__file__).resolve().parents[2]
 _MEMORY = 2 << 30
 _FORGED = 0.2
+_COMMANDS = 0.08
 
 
 @dataclass(frozen=True)
@@ -61,12 +67,14 @@ class Format:
         file: The sound file.
         read: Reads it and returns its content.
         sealed: Whether it has a checksum, so that damage must not be read as something else.
+        command: Whether a whole command reads it, which takes long: it is damaged in some of the turns only.
     """
 
     name: str
     file: Path
     read: Callable[[], Any]
     sealed: bool = True
+    command: bool = False
 
 
 def formats(folder: Path) -> list[Format]:
@@ -131,7 +139,15 @@ def formats(folder: Path) -> list[Format]:
         return read_cifar(bytearray(file.read_bytes()), file).targets
 
     write_json(folder / "compare" / "results.json", _results(run))
-    kept = _Kept(folder / "tasks", {"data": "digits", "seed": 0})
+    page = _page_files(folder / "page", run)
+
+    def shown() -> Any:
+        found = load_results(page)
+        if found.problems:  # which the page shows instead of the damaged file
+            raise FileError(found.problems[0])
+        return render_page(found)
+
+    kept = _Kept(folder / "tasks", {"method": "map", "task_checksums": ["0"], "seed": 0})
     kept.keep(
         small_net(), tb.Point(tb.snapshot(small_net())), TaskScores("map", ["a"], [[0.5]], [1.0])
     )
@@ -148,7 +164,21 @@ def formats(folder: Path) -> list[Format]:
         found = Search("map", {"lr": (0.1, 1.0)}, {}, **searched).result().trials
         return [repr(trial) for trial in found]
 
+    RegressionPredictions(probs[None], probs[None] + 0.1, probs).save(folder / "regression.npz")
+    pictures = np.zeros((3, 1, 4, 4), np.uint8)
+    np.savez_compressed(page / "images.npz", test=pictures, ood=pictures)
+    pair = RunFolder(shutil.copytree(run.path, folder / "pair"), 1)
+    (pair.path / "checkpoint.safetensors").rename(pair.checkpoint.newest)
+    (pair.path / "metrics.jsonl").rename(pair.metrics_file)
+    yacht = folder / "uci" / "yacht"
+
+    def split() -> Any:
+        data = load_data("uci:yacht", data_dir=folder)
+        return [data.train.inputs, data.train.targets, data.test.inputs]
+
     plain = {
+        **{f"uci: {name}": (yacht / name, split) for name in _YACHT},
+        "svhn.mat": (folder / "svhn.mat", lambda: read_svhn(folder / "svhn.mat").inputs),
         "record.json": (folder / "record.json", lambda: repr(Record.load(folder / "record.json"))),
         "study.db": (folder / "search" / "study.db", trials),
         "idx.gz": (folder / "digits.gz", lambda: read_idx(folder / "digits.gz")),
@@ -162,6 +192,8 @@ def formats(folder: Path) -> list[Format]:
     }  # fmt: skip
     return [
         Format("checkpoint.safetensors", run.checkpoint.newest, run.checkpoint.read),
+        Format("checkpoint-rank1.safetensors", pair.checkpoint.newest, pair.checkpoint.read),
+        Format("metrics-rank1.jsonl", pair.metrics_file, pair.read_metrics),
         Format("config.toml", run.config_file, run.read_config),
         Format("metrics.jsonl", run.metrics_file, run.read_metrics),
         Format("traces.jsonl", run.traces_file, run.read_traces),
@@ -179,11 +211,57 @@ def formats(folder: Path) -> list[Format]:
         Format("scores.json", folder / "scores.json", lambda: read_json(folder / "scores.json", "")),
         Format("results.json", folder / "compare" / "results.json",
                lambda: render_page(load_results(folder / "compare"))),
+        *(Format(name, page / name, shown) for name in _PAGE),
+        Format("cost.json", page / "cost.json", lambda: read_peak(page / "cost.json", "train it again")),
         Format("tasks.json", kept.file, tasks),
         Format("predictions.npz", folder / "predictions.npz",
                lambda: vars(Predictions.load(folder / "predictions.npz"))),
+        Format("regression.npz", folder / "regression.npz",
+               lambda: vars(RegressionPredictions.load(folder / "regression.npz"))),
+        Format("images.npz", page / "images.npz", shown),
         *(Format(name, file, read, sealed=False) for name, (file, read) in plain.items()),
+        *_commands(folder / "commands"),
     ]  # fmt: skip
+
+
+def _command(*words: str | Path) -> None:
+    from torchbayes.cli import app
+
+    silence = io.StringIO()
+    with contextlib.redirect_stdout(silence), contextlib.redirect_stderr(silence):
+        app([str(word) for word in words], standalone_mode=False)
+
+
+def _commands(folder: Path) -> list[Format]:
+    """Make a run and a comparison, and name the commands that read each of their files."""
+    run, compared = folder / "run", folder / "comparison"
+    small = ("--data", "moons", "--batch-size", "500", "--samples", "3")
+    train = ("train", *small, "--method", "sgld", "--epochs", "12", "--set", "samples=12",
+             "--set", "chains=2", "--out", run)  # fmt: skip
+    compare = ("compare", *small, "--methods", "map,mle", "--epochs", "1", "--out", compared)
+    for words in (train, compare, ("calibrate", run)):
+        _command(*words)
+    again: dict[Path, list[tuple[str | Path, ...]]] = {
+        run / "config.toml": [("evaluate", run), ("report", run), ("diagnose", run)],
+        run / "scores.json": [("report", run)],
+        run / "metrics.jsonl": [("evaluate", run), ("report", run)],
+        run / "traces.jsonl": [("diagnose", run)],
+        run / "inputs.json": [("evaluate", run)],
+        run / "likelihood.safetensors": [("evaluate", run)],
+        run / "posterior.safetensors": [("evaluate", run), ("diagnose", run)],
+        run / "calibration.json": [("report", run)],
+        run / "cost.json": [("evaluate", run)],
+        compared / "results.json": [("report", compared)],
+        compared / "runs" / "map-0" / "scores.json": [(*compare, "--resume")],
+        compared / "runs" / "map-0" / "config.toml": [(*compare, "--resume")],
+    }
+    return [
+        Format(
+            f"{words[0]}: {file.name}", file, partial(_command, *words), sealed=False, command=True
+        )
+        for file, commands in again.items()
+        for words in commands
+    ]
 
 
 def _results(run: RunFolder) -> dict[str, Any]:
@@ -200,8 +278,47 @@ def _results(run: RunFolder) -> dict[str, Any]:
     }  # fmt: skip
 
 
+_PAGE: dict[str, dict[str, Any]] = {
+    "about.json": {"classes": ["a", "b"], "ood": "far points", "notes": ["a note"]},
+    "draws.json": {"rows": [{"draws": n, "nll": 0.3 + 0.1 / n, "accuracy": 0.9} for n in (1, 2, 4)]},
+    "corruptions.json": {
+        "note": "noise", "examples": 40, "draws": 4, "clean": {"accuracy": 0.9, "nll": 0.3, "ece": 0.02},
+        "kinds": {"noise": [{"severity": s, "accuracy": 0.8, "nll": 0.5, "ece": 0.1} for s in (1, 3, 5)]},
+    },
+    "diagnosis.json": {"chains": 2, "draws": 4, "predictions": {"rhat_median": 1.01, "rhat_worst": 1.2}},
+}  # fmt: skip
+
+
+def _page_files(folder: Path, run: RunFolder) -> Path:
+    """Write the files of one run that its page shows."""
+    folder.mkdir()
+    shutil.copy(run.config_file, folder)
+    shutil.copy(run.metrics_file, folder)
+    scores = {"accuracy": 0.9, "nll": 0.3, "ece": 0.02, "seconds": 1.0}
+    tables = {**_PAGE, "scores.json": scores, "cost.json": {"peak_memory": 123456}}
+    for name, table in tables.items():
+        write_json(folder / name, table)
+    return folder
+
+
+_YACHT = {
+    "data.txt": "".join(f"{i} {i % 3} {i * i % 7}.5\n" for i in range(20)),
+    "index_features.txt": "0\n1\n",
+    "index_target.txt": "2\n",
+    "index_train_0.txt": "".join(f"{i}\n" for i in range(15)),
+    "index_test_0.txt": "".join(f"{i}\n" for i in range(15, 20)),
+}
+
+
 def _data_files(folder: Path) -> None:
     from PIL import Image
+    from scipy.io import savemat
+
+    (folder / "uci" / "yacht").mkdir(parents=True)
+    for name, text in _YACHT.items():
+        (folder / "uci" / "yacht" / name).write_text(text)
+    digits = {"X": np.ones((32, 32, 3, 4), np.uint8), "y": np.arange(1, 5, dtype=np.uint8)[:, None]}
+    savemat(folder / "svhn.mat", digits, do_compression=True)
 
     draw = np.random.default_rng(0)
     pixels = draw.integers(0, 256, (5, 4, 4), dtype=np.uint8)
@@ -273,9 +390,13 @@ def forged(one: Format, raw: bytes, draw: random.Random) -> bytes | None:
         if suffix == ".json":
             table = _altered({k: v for k, v in json.loads(raw).items() if k != "crc32"}, draw)
             return json.dumps({**table, "crc32": json_checksum(table)}).encode()
+        if suffix == ".jsonl":
+            lines = raw.decode().splitlines()
+            at = draw.randrange(len(lines))
+            row = _altered({k: v for k, v in json.loads(lines[at]).items() if k != "crc32"}, draw)
+            lines[at] = json_line(row)
+            return "\n".join([*lines, ""]).encode()
         if suffix == ".toml":
-            import tomllib
-
             text = tomli_w.dumps(_without_none(_altered(tomllib.loads(raw.decode()), draw)))
             return (toml_text(text) if one.sealed else text).encode()
         if suffix == ".safetensors":
@@ -332,7 +453,10 @@ def rounds(folder: Path, seed: int) -> Iterator[tuple[str, str]]:
     made = [(one, one.file.read_bytes(), one.read()) for one in formats(folder)]
     while True:
         for one, raw, sound in made:
-            knowing = forged(one, raw, draw) if draw.random() < _FORGED else None
+            if one.command and draw.random() > _COMMANDS:
+                continue
+            share = 0.8 if one.command else _FORGED  # readers find the blind damage
+            knowing = forged(one, raw, draw) if draw.random() < share else None
             content = damaged(raw, draw) if knowing is None else knowing
             one.file.write_bytes(content)
             before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

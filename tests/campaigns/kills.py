@@ -2,7 +2,7 @@
 
 A child process counts, by an audit hook, what it does to files in its folder (creating, renaming and
 removing them) and kills itself before the operation of a given number. A kill after an operation is one
-before the next.
+before the next. What is not seen by audit hooks is killed at random moments, too.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import random
 import shutil
 import signal
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -35,7 +37,7 @@ def watched(folder: str, meet: Callable[[int], None]) -> Callable[[], int]:
         if place is None:
             return
         path = arguments[place]
-        if isinstance(path, int) or not os.fsdecode(path).startswith(folder):
+        if isinstance(path, int) or not os.path.abspath(os.fsdecode(path)).startswith(folder):
             return
         # Reading changes nothing.
         if event == "open" and not (arguments[2] or 0) & (os.O_WRONLY | os.O_RDWR):
@@ -56,13 +58,19 @@ def _child(case: Case, folder: str, at: int, victim: int) -> None:
         for stream in (1, 2):
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
     count = watched(folder, meet)
+    began = time.monotonic()
+    if at < 0:  # a time in milliseconds
+        timer = threading.Timer(-at / 1000, os.kill, (os.getpid(), signal.SIGKILL))
+        timer.daemon = True
+        timer.start()
     try:
         case.go(Path(folder))
     except SystemExit as end:
         if end.code:
             raise
     if not at:
-        Path(f"{folder}.operations{os.environ.get('RANK', '0')}").write_text(str(count()))
+        took = round(1000 * (time.monotonic() - began))
+        Path(f"{folder}.operations{os.environ.get('RANK', '0')}").write_text(f"{count()} {took}")
 
 
 def _run(case: Case, folder: Path, count: int, at: int = 0, victim: int = 0) -> str:
@@ -93,28 +101,39 @@ class Killer:
         self.draw = random.Random(f"{seed} {case.name}")
         self.number = 0
         folder.mkdir(parents=True)
+        self._begin(folder / "whole")
         wrong = _run(case, folder / "whole", case.processes)
         assert not wrong, f"{case.name} does not run at all: {wrong}"
         self.whole = case.look(folder / "whole")
-        self.operations = [
-            int(Path(f"{folder / 'whole'}.operations{rank}").read_text())
+        counts = [
+            Path(f"{folder / 'whole'}.operations{rank}").read_text().split()
             for rank in range(case.processes)
         ]
+        self.operations = [int(count) for count, _ in counts]
+        self.milliseconds = int(counts[0][1])
+
+    def _begin(self, place: Path) -> None:
+        if self.case.begin is not None:
+            self.case.begin(place)
 
     def kill(self, at: int | None = None) -> str | None:
         """Kill, resume, compare: return "equal", what was wrong, or None if it ended before the kill."""
         self.number += 1
         place = self.folder / str(self.number)
         victim = self.draw.choice([r for r, count in enumerate(self.operations) if count])
+        if at is None and self.case.timed and self.draw.random() < 0.5:
+            at = -self.draw.randint(1, self.milliseconds)
         at = self.draw.randint(1, self.operations[victim]) if at is None else at
         count = self.draw.choice(self.case.others)
         try:
+            self._begin(place)
             if not _run(self.case, place, self.case.processes, at, victim):
                 return None
             if not any(place.rglob("config.toml")):  # not begun: it is the next start that decides
                 count = self.case.processes
             wrong = _run(self.case, place, count)
-            what = f"killed before operation {at} of process {victim}, resumed with {count}"
+            moment = f"before operation {at}" if at > 0 else f"after {-at} ms"
+            what = f"killed {moment} of process {victim}, resumed with {count}"
             if wrong:
                 return f"{what}: {wrong}"
             left = [file.name for file in place.rglob(".*.part")]

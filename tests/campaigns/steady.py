@@ -95,7 +95,7 @@ SUBJECTS: dict[str, tuple[Callable[[], Callable[[], None]], int]] = {
         f"predictive, {kind}": (lambda kind=kind: _predictions(kind), PREDICTIONS)
         for kind in ("Gaussian", "Samples")
     },
-    "discarded optimisers": (lambda: _discarded("VOGN"), 300),
+    **{f"discarded {name}": (lambda name=name: _discarded(name), 300) for name in optim.__all__},
 }
 
 

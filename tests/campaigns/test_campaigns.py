@@ -23,6 +23,12 @@ def test_kills_before_operations_on_files(on_disk: bool, tmp_path: Path) -> None
     assert [killer.kill(at) for at in (3, 9, 14, 22)] == ["equal"] * 4
 
 
+def test_killed_commands_on_a_finished_run_leave_nothing(tmp_path: Path) -> None:
+    # Before the rename of calibration.json, which leaves its temporary file.
+    case = next(c for c in cases.all_cases() if c.name == "torchbayes calibrate")
+    assert kills.Killer(case, tmp_path / "k", 0).kill(4) == "equal"
+
+
 def test_writes_that_fail(tmp_path: Path) -> None:
     found = list(islice(writes.rounds([cases.fit_case("map")], tmp_path, 0), 5))
     assert {said for _, said in found} <= {"one sentence", "not needed"}

@@ -59,7 +59,10 @@ def main(kind: str, file: str, seed: int, seconds: float) -> None:
             (folder / part).mkdir()
         own = [cases.fit_case(m) for m in ("map", "vogn", "swag", "ensemble")]
         own += [cases.fit_case(m, on_disk=True) for m in ("sgld", "sghmc")]
-        own += [case for case in cases.all_cases() if case.name == "torchbayes train"]
+        commands = {
+            case.name: case for case in cases.all_cases() if case.name.startswith("torchbayes")
+        }
+        own += [commands.pop("torchbayes train"), *commands.values()]
         sources = {
             "damaged files": damage.rounds(folder / "damage", seed),
             "failing writes": writes.rounds(own, folder / "writes", seed),

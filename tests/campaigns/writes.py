@@ -30,10 +30,19 @@ ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.ENOENT)
 def _child(case: Case, folder: str, code: int, at: int, size: int) -> None:
     """Run a case with a fault; the exit code is 0, 2 for one sentence, or 7 for anything else."""
     report = Path(f"{folder}.said")
+    Path(folder).mkdir(parents=True, exist_ok=True)  # the campaign's own, which must not fail
+
+    over = False
 
     def meet(number: int) -> None:
-        if number == at:
+        if number == at and not over:
             raise OSError(code, os.strerror(code))
+
+    def say(text: str) -> None:
+        nonlocal over
+        over = True  # what the campaign itself writes must not fail
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+        report.write_text(text)
 
     if at > 0:
         watched(folder, meet)
@@ -54,22 +63,15 @@ def _child(case: Case, folder: str, code: int, at: int, size: int) -> None:
     try:
         case.go(Path(folder))
     except (WriteError, FileError) as error:
-        _unlimited()
-        report.write_text(str(error))
+        say(str(error))
         os._exit(2 if "\n" not in str(error) else 7)
     except SystemExit as end:
-        _unlimited()
-        report.write_text(f"exit code {end.code}")
+        say(f"exit code {end.code}")
         os._exit(2 if end.code == 2 else 7 if end.code else 0)
     except BaseException as error:
-        _unlimited()
-        report.write_text(f"{type(error).__name__}: {error}")
+        say(f"{type(error).__name__}: {error}")
         os._exit(7)
     os._exit(0)
-
-
-def _unlimited() -> None:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
 
 
 def _run(case: Case, folder: Path, code: int = 0, at: int = 0, size: int = 0) -> int | None:
@@ -81,6 +83,11 @@ def _run(case: Case, folder: Path, code: int = 0, at: int = 0, size: int = 0) ->
     return child.exitcode
 
 
+def _begin(case: Case, folder: Path) -> None:
+    if case.begin is not None:
+        case.begin(folder)
+
+
 def rounds(cases: list[Case], folder: Path, seed: int) -> Iterator[tuple[str, str]]:
     """Let writes of the cases fail in turns, for ever; yield error and verdict."""
     draw = random.Random(f"writes {seed}")
@@ -89,6 +96,7 @@ def rounds(cases: list[Case], folder: Path, seed: int) -> Iterator[tuple[str, st
     while True:
         for case in draw.sample(cases, len(cases)):
             if case.name not in sound:
+                _begin(case, folder / f"whole{len(sound)}")
                 assert _run(case, folder / f"whole{len(sound)}") == 0
                 sound[case.name] = case.look(folder / f"whole{len(sound)}")
             number += 1
@@ -104,6 +112,7 @@ def rounds(cases: list[Case], folder: Path, seed: int) -> Iterator[tuple[str, st
 
 def _verdict(case: Case, sound: Any, place: Path, code: int, at: int, size: int) -> str:
     what = f"{case.name}, {errno.errorcode[code]} at {at}, size {size}"
+    _begin(case, place)
     ended = _run(case, place, code, at, size)
     if ended not in (0, 2):
         said = Path(f"{place}.said")

@@ -38,18 +38,23 @@ format: $(VENV)/.installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-records: $(VENV)/.installed  ## README's tables, docs/results.md, docs/benchmarks.md and their pictures, from results/
+records: $(VENV)/.installed  ## README's tables, docs/results.md, docs/results/, docs/benchmarks.md and their pictures, from results/
 	$(BIN)/python -m tools.records
 
 records-check: $(VENV)/.installed  ## fail if one of them is not what results/ gives, or if the tools are broken
 	$(BIN)/python -m tools.records --check
 	$(BIN)/python -m pytest tools/tests
 
-bench: $(VENV)/.installed  ## measure ratios in turns and rewrite their page; nothing else may run meanwhile
+bench: $(VENV)/.world  ## measure ratios in turns and rewrite their page; nothing else may run meanwhile
 	$(BIN)/python benchmarks/steps.py --memory --predict --json results/benchmarks.json
 	$(BIN)/python benchmarks/latency.py --json results/latency.json
 	$(BIN)/python benchmarks/growth.py --json results/growth.json
 	$(BIN)/python benchmarks/throughput.py --json results/throughput.json
+	$(BIN)/python benchmarks/processes.py --json results/processes.json
+	$(BIN)/python benchmarks/kfac_step.py --json results/kfac.json
+	$(BIN)/python benchmarks/hypernet_step.py --memory --json results/hypernet.json
+	$(BIN)/python benchmarks/batch_norm.py --json results/batch-norm.json
+	$(BIN)/python benchmarks/scaling.py --json results/scaling.json
 	$(BIN)/python -m tools.records
 
 $(PEERS)/.installed: pyproject.toml constraints.txt benchmarks/peers.txt benchmarks/peers-need.txt

@@ -1,9 +1,10 @@
 """Time and peak memory of a Laplace posterior against laplace-torch with its default back end.
 
 The networks are those of steps.py. Both libraries take turns (A, B, A, B, …) on the same network and data;
-ratios are of medians, with quartiles. Peak memory is that of a process of its own, above what the process
-has before the pass, the median of three. Where laplace-torch refuses a network or needs too much memory, its
-column says so.
+ratios are of medians of processor time, with quartiles. Peak memory is that of a process of its own, above
+what the process has before the pass, the median of three. Where laplace-torch refuses a network or needs too
+much memory, its column says so. For a diagonal it holds a Jacobian for every example of a batch, so that
+larger networks have smaller batches there, the same for both libraries, which each row says (`batch_size`).
 
     pip install --no-deps -r tests/laplace/peer.txt
     python benchmarks/laplace_posterior.py [--network mlp] [--structure diagonal] [--rounds 5] [--json FILE]
@@ -17,6 +18,7 @@ import argparse
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,27 +38,35 @@ from torchbayes.models import resnet20
 NETWORKS = {**STEPS, "resnet20-norm": (lambda _: resnet20(), 64, (3, 32, 32))}
 STRUCTURES = {"diagonal": "diag", "kronecker": "kron"}
 OURS, PEER = "torchbayes", "laplace-torch"
-# laplace-torch holds examples × classes × weights for a diagonal: smaller batches keep it within a machine.
 BATCH = {"mlp": 128, "lenet5": 128, "resnet20": 32, "resnet20-norm": 32, "resnet18": 8}
+# For a diagonal laplace-torch holds examples × classes × weights several times over, and its memory grows
+# with the square of the batch: smaller ones keep it below 16 GB.
+DIAGONAL_BATCH = {"mlp": 32, "resnet20": 8, "resnet20-norm": 8, "resnet18": 2}
 # So that a pass, not the eigenvalues after it, is most of a Kronecker posterior; a diagonal one is all pass.
 BATCHES = {"mlp": 32, "lenet5": 16, "resnet20": 4, "resnet20-norm": 4, "resnet18": 2}
 
 
-def make(network: str, batches: int) -> tuple[nn.Module, Tensor, Tensor, int]:
+def batch_size(network: str, structure: str) -> int:
+    """Return the examples per batch of a row."""
+    own = DIAGONAL_BATCH if structure == "diagonal" else {}
+    return own.get(network, BATCH[network])
+
+
+def make(network: str, structure: str, batches: int) -> tuple[nn.Module, Tensor, Tensor, int]:
     """Return a network, data of some batches, and the batch size."""
     torch.manual_seed(0)
     if network == "tiny":
         return nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 10)), torch.randn(8, 4), \
             torch.randint(10, (8,)), 8  # fmt: skip
     build, _, shape = NETWORKS[network]
-    net, size = build(1200).eval(), BATCH[network]
+    net, size = build(1200).eval(), batch_size(network, structure)
     count = size * batches
     return net, torch.randn(count, *shape), torch.randint(10, (count,)), size
 
 
 def job(library: str, network: str, structure: str, batches: int) -> Callable[[], Any]:
     """Return a function that fits a Laplace posterior over all weights, ready to predict."""
-    net, x, y, size = make(network, batches)
+    net, x, y, size = make(network, structure, batches)
     if library == OURS:
         assert tb.Laplace  # imported on first use, which is not to be measured
 
@@ -139,12 +149,12 @@ def main() -> None:
                 for lib, each in used.items()
                 if not isinstance(each, str)
             }
-            seconds = interleaved(jobs, rounds=args.rounds, warmup=1)
+            seconds = interleaved(jobs, rounds=args.rounds, warmup=1, clock=time.process_time)
             if PEER in jobs:
                 row["time"] = ratios(seconds, PEER)[OURS]
                 row["memory"] = used[OURS] / used[PEER]
             row["seconds"] = {lib: sorted(s)[len(s) // 2] for lib, s in seconds.items()}
-            row["rounds"] = args.rounds
+            row |= {"rounds": args.rounds, "batch_size": batch_size(network, structure)}
             record["rows"][f"{network} {structure}"] = row
             progress(f"{network} {structure} {json.dumps(row)}")
             if args.json is not None:

@@ -1,5 +1,7 @@
 """How long an answer takes: one input with 32 draws, and draws that share the work before the last layer.
 
+Beside it, what ten snapshots of a network with a frozen body hold, in memory and in their file.
+
 Every figure is a ratio of medians in turns. `Predictor` is measured against as many networks with weights of
 their own, one after another, which have to be read from memory as its draws have; and against one pass. A
 Bayesian last layer is measured against one pass through the network.
@@ -11,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -132,17 +135,59 @@ def measure(part: str, name: str, seconds: float) -> dict[str, Any]:
     return found
 
 
+SNAPSHOTS = "ten snapshots of a frozen body"
+
+
+def resident() -> float:
+    """MB of this process in memory; 0 where the system does not say."""
+    status = Path("/proc/self/status")
+    if not status.exists():
+        return 0.0
+    return int(status.read_text(encoding="utf-8").split("VmRSS:")[1].split()[0]) / 1024
+
+
+def snapshots(name: str, count: int = 10) -> dict[str, Any]:
+    """Measure snapshots of a network of which only the last layer varies."""
+    model, _ = network(name)
+    model.requires_grad_(False)
+    head = list(model.parameters())[-2:]
+    for weight in head:
+        weight.requires_grad_(True)
+    before, held = resident(), tb.Samples(model)
+    for _ in range(count):
+        with torch.no_grad():
+            for weight in head:
+                weight.add_(0.01 * torch.randn_like(weight))
+        held.append()
+    grown = resident() - before
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "snapshots.safetensors"
+        held.save(file)
+        on_disk = file.stat().st_size / 2**20
+    in_memory = sum(t.nbytes for i in range(count) for t in held[i].values()) / 2**20
+    body = sum(t.nbytes for t in model.state_dict().values()) / 2**20
+    sizes = {"network": body, "held": in_memory, "process": grown, "file": on_disk}
+    found = {key: round(size, 2) for key, size in sizes.items()}
+    shown = ", ".join(f"{key} {size} MB" for key, size in found.items())
+    progress(f"{SNAPSHOTS}, {TITLES[name]}: {shown}")
+    return {"count": count, "megabytes": found}
+
+
 def main() -> None:
     """Measure what was asked for and add it to the file."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--part", choices=PARTS, action="append")
+    parser.add_argument("--part", choices=[*PARTS, SNAPSHOTS], action="append")
     parser.add_argument("--seconds", type=float, default=10, help="for a part on one network")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     stored = read(arguments.json, {"parts": {}})
-    for part in PARTS if arguments.part is None else arguments.part:
+    asked = [SNAPSHOTS, *PARTS] if arguments.part is None else arguments.part
+    if SNAPSHOTS in asked:  # first: later this process has memory to spare
+        stored["snapshots"] = {"resnet50": snapshots("resnet50")}
+        write(arguments.json, stored, arguments.threads)
+    for part in (part for part in asked if part != SNAPSHOTS):
         place = stored["parts"].setdefault(part, {})
         for name in PARTS[part][2]:
             place[name] = measure(part, name, arguments.seconds)

@@ -38,6 +38,7 @@ import torch
 from quality_tasks import TASKS, Problem, Task
 
 import torchbayes as tb
+from torchbayes.train.progress import NoProgress
 from torchbayes.train.registry import METHODS
 
 ROOT = Path(__file__).parents[1]
@@ -87,6 +88,16 @@ def scores(problem: Problem, predictive: Any) -> dict[str, float]:
     return {"nll": nll, "accuracy": tb.metrics.accuracy(*rows), "ece": tb.metrics.ece(*rows)}
 
 
+class _Updates(NoProgress):
+    """Counts the updates, to tell what a method refuses from what breaks down."""
+
+    count = 0
+
+    def advance(self, loss: float) -> None:
+        """Count one."""
+        self.count += 1
+
+
 def measure(name: str, method: str, seed: int, quick: bool) -> dict[str, Any]:
     """Train and score one method on one task."""
     torch.set_num_threads(1)
@@ -96,7 +107,7 @@ def measure(name: str, method: str, seed: int, quick: bool) -> dict[str, Any]:
         "key": key_of(task, method, seed, quick), "task": name, "method": method, "seed": seed,
         "quick": quick,
     }  # fmt: skip
-    began = time.process_time()
+    began, updates = time.process_time(), _Updates()
     try:
         problem = task.make(seed)
         epochs = epochs_of(task, method, quick)
@@ -104,7 +115,7 @@ def measure(name: str, method: str, seed: int, quick: bool) -> dict[str, Any]:
         if method == EQUAL_COST and epochs is None:  # a fifth of what fit gives to one network
             given = {"members": 5}
         run = tb.fit(
-            problem.network, problem.train, method.partition("/")[0], seed=seed, progress=False,
+            problem.network, problem.train, method.partition("/")[0], seed=seed, progress=updates,
             likelihood=problem.likelihood, **given,
         )  # fmt: skip
         generator = torch.Generator().manual_seed(seed)
@@ -115,6 +126,7 @@ def measure(name: str, method: str, seed: int, quick: bool) -> dict[str, Any]:
             row["error"] = "the NLL is not finite"
     except Exception as error:
         row["error"] = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
+        row["refused"] = updates.count == 0 and isinstance(error, (TypeError, ValueError))
     row["seconds"] = round(time.process_time() - began, 2)
     return row
 
@@ -173,7 +185,7 @@ def main() -> None:
         known = {row["key"] for row in read_rows(args.rows)}
         jobs = [
             (task, method, seed, args.quick)
-            for seed in range(args.seeds) for task in tasks for method in methods
+            for seed in range(1, 1 + args.seeds) for task in tasks for method in methods
             if key_of(TASKS[task], method, seed, args.quick) not in known
         ]  # fmt: skip
         print(f"{len(jobs)} runs to do", flush=True)

@@ -22,6 +22,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from torchbayes.core.noise import normals_
 from torchbayes.core.storage import write_text
 from torchbayes.experiments.provenance import provenance
 from torchbayes.models import lenet5, mlp, resnet18, resnet20
+from torchbayes.optim.natural_gradient import WeightOptimizer
 from torchbayes.train.method import Method, Plan
 from torchbayes.train.registry import METHODS, method_options
 
@@ -131,9 +133,12 @@ def method_step(made: Method, inputs: Tensor, targets: Tensor) -> Step:
         made.optimizer.zero_grad()
         targets.random_(CLASSES)
         loss = made.loss(inputs, targets)
-        loss.backward()
+        with sending():
+            loss.backward()
         return loss
 
+    optimizer = made.optimizer
+    sending = optimizer.sent_early if isinstance(optimizer, WeightOptimizer) else nullcontext
     return lambda: made.step(closure)
 
 

@@ -117,7 +117,7 @@ def _demo(name: str) -> Iterator[str]:
     shown = {"accuracy": "accuracy", "nll": "NLL", "ece": "ECE", "auroc_ood": "AUROC, unfamiliar"}
     ratio = rows[name]["stored"]["mean"] / rows[name]["parameters"]["mean"]
     yield (
-        f"On the [digits demo](../results.md#the-digits-demo), where its posterior stores {ratio:.1f} "
+        f"On the [digits demo](../results/demo.md#the-digits-demo), where its posterior stores {ratio:.1f} "
         f"numbers per weight (`{record['command']}`; means over {len(record['seeds'])} seeds):\n"
     )
     names = list(dict.fromkeys([name, "map"]))

@@ -1,4 +1,4 @@
-"""Rewrite README.md's tables, docs/results.md, docs/benchmarks.md and their pictures from results/.
+"""Rewrite README.md's tables, docs/results*, docs/benchmarks.md, docs/scaling.md and their pictures.
 
 python -m tools.records            `make records`
 python -m tools.records --check    part of `make records-check`: write nothing, fail if one is out of date
@@ -11,10 +11,12 @@ import sys
 from pathlib import Path
 
 from tools.records.benchmarks import benchmarks_page, charts, read_benchmarks, speed_table
-from tools.records.claims import read_claims
-from tools.records.page import results_page
+from tools.records.changes import changes_since
+from tools.records.claims import STEPS, judge, read_claims
+from tools.records.page import read_reported, results_pages
 from tools.records.pictures import Picture, pictures_of
 from tools.records.readme import between, filled_in
+from tools.records.scaling import read_scaling, scaling_page
 from torchbayes.core.storage import write_text
 from torchbayes.experiments.record import read_records
 
@@ -23,16 +25,26 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def generated(root: Path) -> tuple[dict[Path, str], list[tuple[Path, Picture]]]:
     """Derive everything that follows from the records below `root`: texts by file, pictures by folder."""
-    claims, records = read_claims(root / "recipes/claims.toml"), read_records(root / "results")
+    records, measured = read_records(root / "results"), read_benchmarks(root / "results")
+    steps = {
+        **measured.get(STEPS, {}).get("networks", {}),
+        **measured.get("batch-norm", {}).get("networks", {}),
+    }
+    judged = [judge(one, records, steps) for one in read_claims(root / "recipes/claims.toml")]
     readme, images = root / "README.md", root / "docs/images"
-    texts = {root / "docs/results.md": results_page(claims, records)}
-    texts[readme] = filled_in(readme.read_text(encoding="utf-8"), claims, records)
+    pages = results_pages(
+        judged, records, read_reported(root / "recipes"), changes_since(root / "recipes", records)
+    )
+    texts = {root / "docs" / page: text for page, text in pages.items()}
+    texts[readme] = filled_in(readme.read_text(encoding="utf-8"), judged, records)
     pictures = [(images / "results", p) for found in pictures_of(records).values() for p in found]
-    measured = read_benchmarks(root / "results")
-    if "benchmarks" in measured:
+    if STEPS in measured:
         texts[root / "docs/benchmarks.md"] = benchmarks_page(measured)
         texts[readme] = between(texts[readme], "speed", speed_table(measured))
         pictures += [(images, chart) for chart in charts(measured)]
+    scaling = read_scaling(root / "results")
+    if "scaling" in scaling:
+        texts[root / "docs/scaling.md"] = scaling_page(scaling)
     return texts, pictures
 
 

@@ -13,7 +13,11 @@ partly reproduced; nobody writes a verdict by hand. An entry of claims.toml:
     reproduced = "pruned - whole <= 0.001"
     partly = "pruned - whole <= 0.005"
 
-In a condition, `NAME_spread` is the standard deviation over seeds, 0 where there was one seed.
+In a condition, `NAME_spread` is the standard deviation over seeds, 0 where there was one seed. Comparisons in
+parentheses may be added up: `(a < b) + (c < d) >= 1`. A claim about time is judged by the benchmark of steps,
+which measures in turns, and not by the seconds of runs that shared a machine: `benchmarks#resnet20/atmc` is
+the median of its step's time relative to that of the plain optimiser beside it, and
+`benchmarks#resnetpp56/batch norm` that of a network with batch norm relative to the ResNet++.
 """
 
 from __future__ import annotations
@@ -28,7 +32,10 @@ from typing import Any
 from torchbayes.core.reading import read_toml
 from torchbayes.experiments.record import Figure, Record
 
-__all__ = ["Claim", "Judgement", "judge", "read_claims"]
+__all__ = ["STEPS", "Claim", "Judgement", "judge", "read_claims"]
+
+STEPS = "benchmarks"
+"""What stands before `#` in the figure of a step's time."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +47,7 @@ class Claim:
         where: The table, figure or section.
         text: The claim.
         reported: The paper's own figure.
-        figures: Ours, by a name for the conditions: `recipe#row/score`.
+        figures: Ours, by a name for the conditions: `recipe#row/score`, or `benchmarks#network/method`.
         shown: A format string for our figures.
         reproduced: The condition under which the claim counts as reproduced.
         partly: The condition under which it counts as partly reproduced; none if empty.
@@ -86,13 +93,20 @@ def read_claims(file: Path) -> list[Claim]:
     return claims
 
 
-def judge(claim: Claim, records: Mapping[str, Record]) -> Judgement:
+def judge(
+    claim: Claim, records: Mapping[str, Record], steps: Mapping[str, Any] | None = None
+) -> Judgement:
     """Compare a claim with the records.
+
+    Args:
+        claim: The claim.
+        records: What was measured, by recipe.
+        steps: The benchmark of steps, by network, as far as there is one.
 
     Raises:
         ValueError: If a record lacks a row or score that the claim names, or a condition is no comparison.
     """
-    found = {name: _figure(path, records) for name, path in claim.figures.items()}
+    found = {name: _figure(path, records, steps or {}) for name, path in claim.figures.items()}
     used = [path.partition("#")[0] for path in claim.figures.values()]
     present = tuple(records[name] for name in dict.fromkeys(used) if name in records)
     figures = {name: figure for name, figure in found.items() if figure is not None}
@@ -126,9 +140,12 @@ class _Shown:
         return f"{mean} ± {spread}"
 
 
-def _figure(path: str, records: Mapping[str, Record]) -> Figure | None:
+def _figure(path: str, records: Mapping[str, Record], steps: Mapping[str, Any]) -> Figure | None:
     recipe, _, rest = path.partition("#")
     row, _, score = rest.rpartition("/")
+    if recipe == STEPS:
+        measured = steps.get(row, {}).get("steps", {}).get(score, {})
+        return Figure.of([measured["ratio"]]) if "ratio" in measured else None
     record = records.get(recipe)
     if record is None:
         return None

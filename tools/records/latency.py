@@ -20,6 +20,10 @@ target.
 | --- | --- | --- | ---: | ---: |
 """
 MORE = "\nOne input and 32 draws of {network} take `Predictor` {more:.1f} ms more than one pass.\n"
+SNAPSHOTS = """
+{count} snapshots of {network} ({whole:.0f} MB) with a frozen body, of which only the last layer varies, hold
+{held:.2f} MB; taking them makes the process {process:.1f} MB larger, and their file has {file:.2f} MB.
+"""
 NETWORKS = {
     "mlp": "MLP 784-1200-1200-10",
     "lenet5": "LeNet-5",
@@ -46,6 +50,12 @@ def latency_section(stored: Mapping[str, Any], machine: str) -> str:
     small = stored["parts"].get("one input", {}).get("lenet5", {})
     if "more_ms" in small:
         text += MORE.format(network=NETWORKS["lenet5"], more=small["more_ms"])
+    for name, found in stored.get("snapshots", {}).items():
+        sizes = found["megabytes"]
+        text += SNAPSHOTS.format(
+            count=found["count"], network=NETWORKS[name].split(" at ")[0], whole=sizes["network"],
+            held=sizes["held"], process=sizes["process"], file=sizes["file"],
+        )  # fmt: skip
     return text
 
 

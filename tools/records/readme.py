@@ -9,10 +9,10 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from tools.records.claims import Claim, judge
+from tools.records.claims import Judgement
 from torchbayes.experiments.record import Record
 
-__all__ = ["HEADLINE", "between", "filled_in"]
+__all__ = ["HEADLINE", "between", "filled_in", "verdict_table"]
 
 HEADLINE = "demo/fashion-mnist"
 _SCORES = {
@@ -27,19 +27,19 @@ _SCORES = {
 _VERDICTS = ("reproduced", "partly reproduced", "not reproduced", "not run")
 
 
-def filled_in(text: str, claims: Sequence[Claim], records: Mapping[str, Record]) -> str:
+def filled_in(text: str, judged: Sequence[Judgement], records: Mapping[str, Record]) -> str:
     """Replace what stands between the markers of a text; one without markers stays as it is.
 
     Args:
         text: The README.
-        claims: The papers' claims.
+        judged: The verdicts on the papers' claims.
         records: What was measured, by recipe. The text between the headline's markers stays if its
             record is missing.
     """
     record = records.get(HEADLINE)
     if record is not None:
         text = between(text, "headline", f"{_about(record)}\n{_table(record)}")
-    return between(text, "claims", _verdicts(claims, records))
+    return between(text, "claims", verdict_table(judged))
 
 
 def between(text: str, name: str, content: str) -> str:
@@ -87,12 +87,18 @@ def _number(shown: str) -> float:
     return float(shown.removesuffix("%"))
 
 
-def _verdicts(claims: Sequence[Claim], records: Mapping[str, Record]) -> str:
-    """Count each paper's claims by verdict."""
+def verdict_table(judged: Sequence[Judgement], links: Mapping[str, str] | None = None) -> str:
+    """Count each paper's claims by verdict.
+
+    Args:
+        judged: The verdicts.
+        links: The page of each paper; none if it is not to be linked.
+    """
     counts: dict[str, Counter[str]] = {}
-    for claim in claims:
-        counts.setdefault(claim.paper, Counter())[judge(claim, records).verdict] += 1
+    for one in judged:
+        counts.setdefault(one.claim.paper, Counter())[one.verdict] += 1
     lines = ["| paper | " + " | ".join(_VERDICTS) + " |", "| --- |" + " ---: |" * len(_VERDICTS)]
     for paper, found in counts.items():
-        lines.append(f"| {paper} | " + " | ".join(str(found[v]) for v in _VERDICTS) + " |")
+        name = f"[{paper}]({links[paper]})" if links else paper
+        lines.append(f"| {name} | " + " | ".join(str(found[v]) for v in _VERDICTS) + " |")
     return "\n".join(lines) + "\n"

@@ -22,8 +22,9 @@ BOUNDS: dict[tuple[str, str], str] = {
     ),
     ("hypernet", "mlp"): (
         "the generators' output layers have 32 weights for every weight of the network, 76 million; a step "
-        "reads them for the draw, and them and their momentum for the update, and writes both: 1.5 GB, which "
-        "is all the time there is"
+        "reads them for the draw, and them and their momentum for the update, and writes both: 1.5 GB. Since "
+        "this row was measured, half of that, for hidden units that are off, is left for later: see "
+        "docs/methods/hypernet.md"
     ),
 }
 NEAR = "the target lies within the quartiles of this measurement"

@@ -54,7 +54,9 @@ def found(tmp_path: Path) -> dict[str, Any]:
         "one input": {"lenet5": {"to": "networks", "rows": served, "more_ms": 1.26}},
         "250 inputs": {"resnet18": {"to": "one pass", "rows": slow}},
     }
-    (tmp_path / "latency.json").write_text(json.dumps(PROVENANCE | {"parts": parts}))
+    sizes = {"network": 90.01, "held": 0.78, "process": 6.8, "file": 0.79}
+    kept = {"snapshots": {"resnet50": {"count": 10, "megabytes": sizes}}}
+    (tmp_path / "latency.json").write_text(json.dumps(PROVENANCE | {"parts": parts} | kept))
     return read_benchmarks(tmp_path)
 
 
@@ -63,6 +65,8 @@ def test_answers_have_the_figures_of_the_file(found: dict[str, Any]) -> None:
     assert "| one input | 32 networks | LeNet-5 | **0.30 [0.25, 0.35]** ≤ 1.2 | – |" in rows
     assert "| 250 inputs | one pass | ResNet-18 | – | 1.40 [1.35, 1.45], target 1.3 |" in rows
     assert any("take `Predictor` 1.3 ms more than one pass" in row for row in rows)
+    assert any(row.startswith("10 snapshots of ResNet-50 (90 MB) with a frozen") for row in rows)
+    assert any("0.78 MB; taking them makes the process 6.8 MB larger" in row for row in rows)
 
 
 def test_the_page_has_the_figures_of_the_files(found: dict[str, Any], tmp_path: Path) -> None:
@@ -114,3 +118,40 @@ def test_the_readmes_table_is_of_the_files(found: dict[str, Any]) -> None:
 def test_a_slower_row_says_why(ours: float, theirs: float, expected: str) -> None:
     told = reasons.reason("a peer", "mlp", {"peer": figure(theirs), "ours": figure(ours)})
     assert told == (getattr(reasons, expected) if expected else "")
+
+
+def test_training_at_scale_has_the_figures_of_its_files(tmp_path: Path) -> None:
+    ways = {"auto": figure(0.5) | {"target": 0.6, "choosing_in_steps": 2.16}}
+    ways["auto, bfloat16"] = figure(0.4)
+    pair = {"batch": 128, "processor": {"ratio": 0.8}}
+    means = {"K-FAC": 3.9, "Noisy K-FAC": 5.2}
+    steps = {name: {"mean": mean, "median": 3.0, "longest": 9.0} for name, mean in means.items()}
+    generated = {"HypernetSGD": figure(3.5) | {"target": 4.0, "memory": 3.0, "generators_mb": 50}}
+    generated["plain gradient"] = figure(8.0)
+    files = {
+        "benchmarks": {"networks": {}},
+        "throughput": {"networks": {"wrn-16-4": {"batch": 16, "ratios": ways}}},
+        "processes": {
+            "pairs": {
+                "mlp vogn": pair | {"time": figure(0.7), "at_most": 1.0},
+                "mlp ivon": pair | {"time": figure(1.1), "at_most": None},
+            }
+        },
+        "kfac": {"cases": {"32 images of 64×64": {"cycles": 2, "steps": steps}}},
+        "hypernet": {"networks": {"mlp": {"batch": 128, "rows": generated}}},
+    }
+    for name, content in files.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(PROVENANCE | content))
+    rows = benchmarks_page(read_benchmarks(tmp_path)).splitlines()
+    for row in (
+        "| WRN-16-4, 16 | **0.50 [0.45, 0.55]** ≤ 0.6 | 0.40 [0.35, 0.45] | 2.2 |",
+        "| MLP 784-1200-1200-10 | 128 | `vogn` | **0.70 [0.65, 0.75]** ≤ 1.0 | 0.80 |",
+        "| MLP 784-1200-1200-10 | 128 | `ivon` | 1.10 [1.05, 1.15] | 0.80 |",
+        "| | 32 images of 64×64 |",
+        "| K-FAC | **3.90 [3.00, 9.00]** |",
+        "| Noisy K-FAC | 5.20 [3.00, 9.00] |",
+        "| MLP 784-1200-1200-10, 128 | **3.50 [3.45, 3.55]** ≤ 4.0 | 8.00 [7.95, 8.05] | 3.0 × 50 MB | – |",
+    ):
+        assert row in rows
+    (tmp_path / "kfac.json").write_text(json.dumps(files["kfac"]))  # without what measured it
+    assert "resnet10t" not in benchmarks_page(read_benchmarks(tmp_path))

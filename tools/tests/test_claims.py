@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tools.records.claims import Claim, judge, read_claims
-from tools.records.page import results_page
+from tools.records.page import read_reported, results_pages
 from torchbayes.experiments.record import Record, record_of
 
 RUNS = [{"seed": 0, "error": 0.02, "seconds": 30.0}, {"seed": 1, "error": 0.04, "seconds": 90.0}]
@@ -42,6 +42,8 @@ def record() -> Record:
         ("error <= 0.01", "error + error_spread < 0.03", "not reproduced"),
         ("0 < error < 1 and -error * 2 / 2 < 0", "", "reproduced"),
         ("error > 1 or error < 0", "", "not reproduced"),
+        ("(error < 1) + (error < 2) + (error > 1) >= 2", "", "reproduced"),
+        ("(error < 1) + (error < 2) + (error > 1) >= 3", "", "not reproduced"),
     ],
 )
 def test_verdict_follows_from_the_figures(
@@ -56,6 +58,23 @@ def test_without_a_record_it_was_not_run(record: Record) -> None:
     both = replace(CLAIM, figures={**CLAIM.figures, "other": "paper/other#x/y"})
     assert judge(CLAIM, {}).verdict == "not run"
     assert judge(both, {"paper/name": record}).verdict == "not run"
+
+
+def test_time_is_judged_by_the_benchmark(record: Record) -> None:
+    claim = replace(
+        CLAIM,
+        figures={"step": "benchmarks#net/bbb"},
+        shown="{step:.2f}",
+        reproduced="step < 1.1",
+        partly="",
+    )
+    steps = {"net": {"steps": {"bbb": {"ratio": 1.25, "low": 1.0, "high": 1.3}, "sgd": {}}}}
+    found = judge(claim, {"paper/name": record}, steps)
+    assert (found.verdict, found.ours) == ("not reproduced", "1.25")
+    page = results_pages([found], {}, {}, {})["results/a-paper.md"]
+    assert "| 1.25<br>*`make bench`* |" in page
+    for other in ({}, {"net": {"steps": {"bbb": {}}}}):
+        assert judge(claim, {}, other).verdict == "not run"
 
 
 def test_a_wrong_score_is_named(record: Record) -> None:
@@ -82,11 +101,17 @@ def test_claims_file(tmp_path: Path) -> None:
 
 
 def test_page_shows_claims_and_records(record: Record) -> None:
-    page = results_page(
-        [CLAIM, replace(CLAIM, text="Odd | text", figures={})], {"paper/name": record}
+    records = {"paper/name": record}
+    odd = replace(CLAIM, text="Odd | text", figures={})
+    judged = [judge(replace(claim, paper="Paper"), records) for claim in (CLAIM, odd)]
+    pages = results_pages(judged, records, {}, {})
+    assert set(pages) == {"results.md", "results/paper.md"}
+    assert "| [Paper](results/paper.md) | 0 | 1 | 0 | 1 |" in pages["results.md"].splitlines()
+    lines = pages["results/paper.md"].splitlines()
+    row = (
+        "| **partly reproduced** | It is good (Table 1) | 1 % | "
+        "3.0 ± 1.4 %<br>*3 epochs, 2 seeds, 2 min* |"
     )
-    lines = page.splitlines()
-    row = "| It is good (Table 1) | 1 % | 3.0 ± 1.4 % | 3 epochs, 2 seeds, 2 min | **partly reproduced** |"
     assert row in lines
     assert any("Odd \\| text" in line and "**not run**" in line for line in lines)
     assert "| bbb | 60 ± 42 |" in lines
@@ -109,8 +134,24 @@ def test_page_says_what_was_trained(record: Record) -> None:
         "training examples, 10% of them held out, batches of 64, augmented; settings and notes: "
         "`recipes/paper/name.toml`"
     )
-    assert said in results_page([], {"paper/name": small})
+    assert said in results_pages([], {"paper/name": small}, {}, {})["results/paper.md"]
     whole = replace(small, size="full", settings={**shared, "examples": 0, "augment": False})
-    assert "cifar10, all training examples, batches of 64; settings" in results_page(
-        [], {"a": whole}
+    assert (
+        "cifar10, all training examples, batches of 64; settings"
+        in results_pages([], {"a/b": whole}, {}, {})["results/a.md"]
     )
+
+
+def test_the_papers_figures_stand_beside_ours(record: Record, tmp_path: Path) -> None:
+    (tmp_path / "paper").mkdir()
+    reported = "[reported]\nbbb = { error = 0.0132, nll = 0.5 }\nsgd = { error = 0.02 }\n"
+    (tmp_path / "paper" / "name.toml").write_text(reported)
+    (tmp_path / "paper" / "never.toml").write_text('title = "x"\n')
+    page = results_pages([], {"paper/name": record}, read_reported(tmp_path), {})[
+        "results/paper.md"
+    ]
+    lines = page.splitlines()
+    assert "| method | error, ours | error, paper |" in lines  # no NLL of ours
+    assert "| bbb | 3.00% | *1.32%* |" in lines
+    assert not any(line.startswith("| sgd") for line in lines)
+    assert "Recipes without a record: `paper/never`." in lines

@@ -45,15 +45,16 @@ def test_what_is_written_is_up_to_date(root: Path) -> None:
     assert outdated(root)
     write(root)
     assert outdated(root) == []
-    assert "| 0.250 | 2 epochs, 1 seed, 0 min | **reproduced** |" in (
-        root / "docs" / "results.md"
-    ).read_text(encoding="utf-8")
+    page = (root / "docs" / "results" / "nobody.md").read_text(encoding="utf-8")
+    assert "| 0.250<br>*2 epochs, 1 seed, 0 min* |" in page
+    first = (root / "docs" / "results.md").read_text(encoding="utf-8")
+    assert "| [Nobody](results/nobody.md) | 1 | 0 | 0 | 0 |" in first
     readme = (root / "README.md").read_text(encoding="utf-8")
     assert "| Nobody | 1 | 0 | 0 | 0 |" in readme
     assert "OLD" in readme  # no benchmark was measured
 
 
-@pytest.mark.parametrize("file", ["docs/results.md", "README.md"])
+@pytest.mark.parametrize("file", ["docs/results.md", "docs/results/hwa.md", "README.md"])
 def test_a_changed_text_is_noticed(root: Path, file: str) -> None:
     write(root)
     text = (root / file).read_text(encoding="utf-8")

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tools.records.page import results_page
+from tools.records.page import results_pages
 from tools.records.pictures import calibration_picture, curves_picture, pictures_of
 from torchbayes.experiments.record import Bins, Record, record_of
 
@@ -70,9 +70,10 @@ def test_a_picture_knows_its_record(tmp_path: Path) -> None:
         "hwa-mnist-lenet5-curves.png",
         "atmc-cifar10-table1-calibration.png",
     ]
-    page = results_page([], records)
+    pages = results_pages([], records, {}, {})
+    page = pages["results/hwa.md"] + pages["results/atmc.md"]
     for picture in pictures:
-        assert f"![{picture.alt}](images/results/{picture.name})" in page
+        assert f"![{picture.alt}](../images/results/{picture.name})" in page
         assert not picture.is_in(tmp_path)
         picture.save(tmp_path)
         assert picture.is_in(tmp_path)

@@ -10,7 +10,7 @@ from itertools import combinations
 import pytest
 from matplotlib.transforms import Bbox
 
-from tools.records.claims import Claim
+from tools.records.claims import Claim, judge
 from tools.records.headline import headline_picture
 from tools.records.readme import HEADLINE, filled_in
 from torchbayes.experiments.record import Figure, Record, record_of
@@ -48,7 +48,7 @@ def rows(text: str) -> dict[str, list[float]]:
 
 
 def test_the_table_has_the_records_methods_and_numbers(record: Record) -> None:
-    text = filled_in(TEXT, [CLAIM], {HEADLINE: record})
+    text = filled_in(TEXT, [judge(CLAIM, {})], {HEADLINE: record})
     found = rows(text)
     assert found.keys() == METHODS.keys()
     assert list(found) == sorted(found, key=lambda method: record.rows[method]["nll"].mean)
@@ -61,7 +61,7 @@ def test_the_table_has_the_records_methods_and_numbers(record: Record) -> None:
     assert "OLD" not in text
     assert "kept" in text
     assert record.command in text
-    assert filled_in(text, [CLAIM], {HEADLINE: record}) == text
+    assert filled_in(text, [judge(CLAIM, {})], {HEADLINE: record}) == text
 
 
 def test_the_best_of_a_column_is_bold(record: Record) -> None:
@@ -109,13 +109,13 @@ def test_claims_are_counted_by_verdict(record: Record) -> None:
     scores = {"nll": Figure.of([0.5])}
     other = replace(record, recipe="a/b", rows={"map": scores})
     claims = [CLAIM, replace(CLAIM, reproduced="e > 1"), replace(CLAIM, figures={}), CLAIM]
-    text = filled_in(TEXT, claims, {"a/b": other})
+    text = filled_in(TEXT, [judge(claim, {"a/b": other}) for claim in claims], {"a/b": other})
     assert "| A paper | 2 | 0 | 1 | 1 |" in text
     assert "OLD" in text  # there is no record of the headline
 
 
 def test_a_text_without_markers_stays(record: Record) -> None:
-    assert filled_in("# Mine\n", [CLAIM], {HEADLINE: record}) == "# Mine\n"
+    assert filled_in("# Mine\n", [judge(CLAIM, {})], {HEADLINE: record}) == "# Mine\n"
 
 
 def test_the_pictures_names_are_inside_and_do_not_cover_each_other(record: Record) -> None:

@@ -19,12 +19,9 @@ from torchbayes.plots.curve import regression_figure
 def main(picture: Path | None) -> None:
     x, y = curve_data(400, generator=torch.Generator().manual_seed(0))
     scale = lambda inputs: (inputs - 0.25) / 0.15  # noqa: E731
-    noise = tb.GaussianNoise(
-        predicted=True
-    )  # the network has two outputs: mean and log of the noise
-    run = tb.fit(
-        lambda: mlp(1, num_classes=2, hidden=(16, 16)), (scale(x), y), method="bbb", epochs=150,
-        likelihood=noise, lr=0.01, init_std=0.02, schedule="cosine", progress=False,
+    run = tb.fit(  # learns how much noise the targets have
+        lambda: mlp(1, num_classes=1, hidden=(16, 16)), (scale(x), y), method="bbb", epochs=150,
+        lr=0.01, init_std=0.02, schedule="cosine", progress=False,
     )  # fmt: skip
     p = run.predict(scale(torch.tensor([[0.25], [1.0]])), samples=200)
     for place, mean, std, doubt in zip((0.25, 1.0), p.mean, p.std, p.epistemic, strict=True):
@@ -33,7 +30,7 @@ def main(picture: Path | None) -> None:
         )
     if picture is not None:
         figure = regression_figure(
-            run.model, run.posterior, x, y, likelihood=noise, truth=toy_curve, transform=scale
+            run.model, run.posterior, x, y, likelihood=run.likelihood, truth=toy_curve, transform=scale
         )
         figure.savefig(picture)
 

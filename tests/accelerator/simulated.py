@@ -358,13 +358,18 @@ class _Event:
     """torch.Event, of devices that have always done everything."""
 
     def __init__(self, device: Any = None) -> None:
-        pass
+        self.device = torch.device(device)
 
-    def record(self) -> None:
-        pass
+    def record(self, stream: Any = None) -> None:
+        # CUDA's waits for nothing of use on another device's stream.
+        assert (stream or _current_stream()).device == self.device
 
     def synchronize(self) -> None:
         pass
+
+
+def _current_stream(device: Any = None) -> Any:
+    return SimpleNamespace(device=torch.device(KIND, _STATE.current) if device is None else device)
 
 
 class _State:
@@ -462,6 +467,7 @@ def simulated_accelerators() -> Iterator[None]:
             (torch, "Generator", _Generator),
             (torch, "Event", _Event),
             (torch.UntypedStorage, "__deepcopy__", copied),
+            (torch.accelerator, "current_stream", _current_stream),
             (torch.accelerator, "device_count", lambda: COUNT),
             (torch.accelerator, "current_device_index", lambda: _STATE.current),
             (torch.accelerator, "set_device_index", _STATE.choose),

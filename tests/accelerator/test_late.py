@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import torchbayes as tb
+from torchbayes.core.late import Late
 from torchbayes.optim.natural_gradient import WeightOptimizer
 from torchbayes.train.failures import TrainingError
 
@@ -97,6 +98,13 @@ def _batches(bad: int) -> DataLoader[Any]:
     return DataLoader(TensorDataset(inputs, torch.arange(64) % 3), batch_size=8)
 
 
+def test_numbers_of_a_device_that_is_not_the_current_one(device: torch.device) -> None:
+    last = torch.device(device.type, torch.accelerator.device_count() - 1)
+    late = Late()
+    late.exchange({"loss": torch.tensor(2.0, device=last)}, "the first")
+    assert late.rest() == ({"loss": 2.0}, "the first")
+
+
 @pytest.mark.parametrize("bad", [0, 3, 7])
 @pytest.mark.parametrize("method", ["ivon", "noisy-kfac", "vogn"])
 def test_fit_names_the_update(method: str, bad: int, device: torch.device) -> None:
@@ -104,6 +112,25 @@ def test_fit_names_the_update(method: str, bad: int, device: torch.device) -> No
     with pytest.raises(TrainingError, match=rf"step {bad} \(epoch 1\).*'first\.") as failed, warned:
         tb.fit(_Body, _batches(bad), method, epochs=2, train_size=64, device=device, progress=False)
     assert failed.value.step == bad
+
+
+def test_what_is_noticed_before_a_checkpoint_goes_back_too(
+    device: torch.device, tmp_path: Path
+) -> None:
+    """As without one: a bad update in the first epoch leads back to its beginning."""
+    with pytest.raises(TrainingError, match="step 3"), pytest.warns(UserWarning, match="goes back"):
+        tb.fit(
+            _Body, _batches(3), "ivon", epochs=1, train_size=64, device=device, folder=tmp_path,
+            checkpoint_seconds=0.0, progress=False,
+        )  # fmt: skip
+
+
+def test_the_prior_that_the_evidence_chooses(device: torch.device) -> None:
+    run = tb.fit(
+        small_net, blobs(64), "map", epochs=4, evidence_every=2, device=device, progress=False
+    )
+    found = [row["prior_precision"] for row in run.history]
+    assert found[0] == found[1] == 1.0 != found[2] == found[3]
 
 
 @pytest.mark.parametrize("bad", [3, 7])
@@ -163,6 +190,70 @@ def test_kfac_decomposes_a_step_after_the_curvature_has_grown(device: torch.devi
     assert all(same)
     same = [old is new for old, new in zip(before, step(1.0), strict=True)]
     assert not any(same)
+
+
+class _Run:
+    """A training by Noisy K-FAC that gathers second moments at most every four steps.
+
+    Args:
+        device: Where.
+        grows: The step from which on the loss is five times as large.
+    """
+
+    def __init__(self, device: torch.device, grows: int = 100) -> None:
+        torch.manual_seed(0)
+        self.device, self.grows = device, grows
+        self.model = small_net().to(device)
+        self.optimizer = tb.NoisyKFAC(self.model, train_size=240, statistics_every=4)
+
+    def step(self, number: int) -> None:
+        x, y = (tensor.to(self.device) for tensor in blobs(16, seed=number))
+        with self.optimizer.sampled():
+            self.optimizer.zero_grad()
+            factor = 5.0 if number >= self.grows else 1.0
+            (factor * F.cross_entropy(self.model(x), y)).backward()
+        self.optimizer.step()
+
+    def resumed(self) -> _Run:
+        other = _Run(self.device, self.grows)
+        state = copy.deepcopy(self.optimizer.state_dict())
+        other.model.load_state_dict(self.model.state_dict())
+        other.optimizer.load_state_dict(state)
+        return other
+
+    def copied(self) -> _Run:
+        other = _Run(self.device, self.grows)
+        other.model, other.optimizer = copy.deepcopy((self.model, self.optimizer))
+        return other
+
+
+@pytest.mark.parametrize("grows", [100, 8])
+@pytest.mark.parametrize("what", ["posterior", "state_dict", "resumed", "copied"])
+def test_looking_at_kfac_between_steps_changes_no_bit(
+    what: str, grows: int, device: torch.device
+) -> None:
+    run, looked_at = _Run(device, grows), _Run(device, grows)
+    for number in range(20):
+        run.step(number)
+        looked_at.step(number)
+        if what in ("resumed", "copied"):
+            looked_at = getattr(looked_at, what)()
+        else:
+            getattr(looked_at.optimizer, what)()
+    for one, two in zip(run.model.parameters(), looked_at.model.parameters(), strict=True):
+        assert torch.equal(one, two)
+
+
+@pytest.mark.parametrize("grows", range(2, 10))
+def test_kfac_updates_every_layer_when_the_curvature_grows(
+    grows: int, device: torch.device
+) -> None:
+    """Growth that is seen in a step which has gathered nothing does not make it one that should have."""
+    run = _Run(device, grows)
+    for number in range(16):
+        run.step(number)
+    steps = {state["step"] for state in run.optimizer.state.values() if "inputs" in state}
+    assert steps == {16}
 
 
 def test_kfac_resumes_after_its_first_steps(device: torch.device, tmp_path: Path) -> None:

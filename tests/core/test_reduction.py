@@ -181,3 +181,24 @@ def test_what_a_step_held_that_came_to_no_end_is_forgotten() -> None:
         kept.hold("x", torch.tensor([1.0]))
     kept.put("x", torch.tensor([2.0]))
     assert kept.finish()[1]["x"].tolist() == [3.0]
+
+
+def test_an_error_in_the_arrangement_leaves_nothing_to_go_on_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reduction, "shared_bytes", lambda _: None)
+    monkeypatch.setenv("TORCHBAYES_MESSAGES", "float8")
+    kept: Reduction[str] = Reduction()
+    for _ in range(2):  # the second time, too
+        with pytest.raises(ValueError, match="TORCHBAYES_MESSAGES"):
+            kept.begin({"x": torch.zeros(1)})
+
+
+def test_a_parameter_that_is_converted_in_place_gets_other_buffers() -> None:
+    layer = torch.nn.Linear(1, 1)
+    kept: Reduction[str] = Reduction()
+    for dtype in (torch.float32, torch.float64):
+        layer.to(dtype)
+        kept.begin({"x": layer.weight})
+        kept.put("x", torch.tensor([[1 / 3]], dtype=dtype))
+        assert kept.finish()[1]["x"].dtype is dtype

@@ -162,6 +162,29 @@ def roads_to_ddp(rank: int, early: tuple[nn.Module, torch.optim.Optimizer]) -> d
     return said
 
 
+def scaled(rank: int, scale: float, found_inf: float) -> dict[str, str | bool]:
+    """What a step does with what a `GradScaler` hands to it."""
+    net, (x, y) = network(), batch()
+    optimizer = optim.IVON(
+        net, 0.05, train_size=40, generator=torch.Generator().manual_seed(10 + rank)
+    )
+    optimizer.grad_scale = torch.tensor(scale)
+    optimizer.found_inf = torch.tensor(found_inf)
+    before = net.head.weight.detach().clone()
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(net(x[SHARES[rank]], rank), y[SHARES[rank]])
+        (scale * loss).backward()
+        return loss
+
+    try:
+        optimizer.step(closure)
+    except ValueError as error:
+        return {"said": str(error)}
+    return {"said": "", "moved": not torch.equal(before, net.head.weight)}
+
+
 def save_one_of_two(folder: Path) -> None:
     net = Pair()
     early = net, optim.SGLD(net, 0.05, train_size=40)
@@ -173,6 +196,12 @@ def save_one_of_two(folder: Path) -> None:
         messages = {name: refused(name) for name in ("VOGN", "IVON", "SGLD", "MAP", "OGN")}
         messages["seeded SGLD"] = refused("SGLD", **shared)
         (folder / f"{rank}.json").write_text(json.dumps(messages))
+        scales = {
+            "fine": scaled(rank, 8.0, 0.0),
+            "one overflow": scaled(rank, 8.0, float(rank == 1)),
+            "other scales": scaled(rank, 8.0 / (1 + rank), 0.0),
+        }
+        (folder / f"scales{rank}.json").write_text(json.dumps(scales))
         found = {f"memory {name}": one_of_two(name, rank) for name in NAMES}
         reduction.shared_bytes = lambda _: None  # type: ignore[attr-defined]
         found |= {f"messages {name}": one_of_two(name, rank) for name in NAMES}
@@ -240,3 +269,11 @@ def test_averaged_gradients_of_different_weights_are_refused(rank: int, folder: 
         assert "DistributedDataParallel averages the gradients of Linear" in messages[name]
     for name in ("MAP", "OGN", "seeded SGLD"):  # the weights are the same in all processes
         assert messages[name] == ""
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_overflow_in_one_process_is_one_in_all(rank: int, folder: Path) -> None:
+    found = json.loads((folder / f"scales{rank}.json").read_text())
+    assert found["fine"] == {"said": "", "moved": True}
+    assert found["one overflow"] == {"said": "", "moved": False}
+    assert found["other scales"]["said"].startswith("the processes' loss scales differ (here it is")

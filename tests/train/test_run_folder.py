@@ -157,6 +157,26 @@ def test_other_data_are_refused_and_the_same_ones_are_not(tmp_path: Path, form: 
             tb.fit(_net().to(inputs.dtype), _seen(inputs, targets, form), **common)
 
 
+class _Points:  # prints its address
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x = x
+
+
+class _OfPoints(torch.nn.Linear):
+    def forward(self, points: _Points) -> torch.Tensor:  # type: ignore[override]
+        return super().forward(points.x)
+
+
+def test_what_inputs_of_another_class_print_is_not_their_content(tmp_path: Path) -> None:
+    x, y = CLASSES
+    common: dict[str, Any] = {
+        "folder": tmp_path, "epochs": 1, "progress": False, "resume": True, "split": False,
+    }  # fmt: skip
+    first = tb.fit(_OfPoints(2, 2), (_Points(x), y), **common)
+    kept = _Points(x)  # so that the next has another address
+    assert tb.fit(_OfPoints(2, 2), (_Points(kept.x), y), **common).history == first.history
+
+
 def test_another_network_of_the_same_class_is_refused(tmp_path: Path) -> None:
     common: dict[str, Any] = {"folder": tmp_path, "epochs": 1, "progress": False, "resume": True}
     tb.fit(_net(torch.nn.ReLU()), CLASSES, **common)

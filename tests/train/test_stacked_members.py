@@ -47,9 +47,10 @@ def jitter(x: Tensor, generator: torch.Generator) -> Tensor:
         (CLASSES, {"prior": GroupLaplacePrior(), "transform": jitter}),
         (CLASSES, {"init": [net() for _ in range(3)]}),
         (CLASSES, {"init": net(), "params": "3.*"}),
+        (CLASSES, {"weights": INPUTS[:, 2].abs()}),
         (NUMBERS, {"prior": 3.0}),
     ],
-    ids=["sgd", "prior and transform", "given starts", "a part", "noise"],
+    ids=["sgd", "prior and transform", "given starts", "a part", "weights", "noise"],
 )
 def test_members_are_those_trained_one_after_another(
     targets: Tensor, options: dict[str, Any], tmp_path: Path
@@ -118,3 +119,22 @@ def test_what_members_side_by_side_cannot_take_is_said() -> None:
         fit(side_by_side=True, init=[net() for _ in range(3)], params="3.*")
     with pytest.raises(ValueError, match=r"buffer '1\.running_mean'"):
         fit(make=normed, side_by_side=True)
+
+
+BINARY = (INPUTS[:, :1] > 0).float()
+
+
+@pytest.mark.parametrize(
+    ("targets", "outputs", "options"),
+    [
+        (BINARY, 1, {"likelihood": tb.Bernoulli()}),
+        (BINARY.mul(3), 1, {"likelihood": tb.Poisson()}),
+        (CLASSES, 2, {"likelihood": tb.Categorical(ignore_index=-100)}),
+    ],
+    ids=["binary", "counts", "ignored"],
+)
+def test_losses_that_look_at_their_targets_are_refused_before_training(
+    targets: Tensor, outputs: int, options: dict[str, Any]
+) -> None:
+    with pytest.raises(ValueError, match=r"vmap can run.*leave out side_by_side"):
+        fit(targets, lambda: net(outputs), side_by_side=True, **options)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor, layout, sparse_bsc, sparse_bsr, sparse_coo, sparse_csc, sparse_csr, uint8
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import keystr, tree_flatten_with_path
 
 __all__ = ["digest"]
 
@@ -17,7 +17,8 @@ _BY_ROW, _BY_COLUMN = (sparse_csr, sparse_bsr), (sparse_csc, sparse_bsc)
 def digest(*values: Any) -> str:
     """Return a CRC of tensors' types, shapes and contents, and of what other values say of themselves.
 
-    It tells changes and mistakes apart, not forgeries. A 150 MB data set takes a tenth of a second.
+    The keys of dicts count, their order does not. It tells changes and mistakes apart, not forgeries. A data set
+    of 150 MB takes a tenth of a second.
 
     Args:
         *values: Tensors, bytes, text, numbers, None, and tuples, lists and dicts of them.
@@ -26,9 +27,13 @@ def digest(*values: Any) -> str:
         >>> import torch
         >>> digest(torch.arange(3)) == digest(torch.arange(3)), digest(torch.arange(3)) == digest([0, 1, 2])
         (True, False)
+        >>> digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1}), digest({"a": 1}) == digest({"b": 1})
+        (True, False)
     """
     crc = 0
-    for leaf in tree_leaves(values, is_leaf=lambda value: value is None):
+    found, _ = tree_flatten_with_path(values, is_leaf=lambda value: value is None)
+    for path, leaf in sorted(((keystr(at), leaf) for at, leaf in found), key=lambda one: one[0]):
+        crc = zlib.crc32(path.encode(), crc)
         if not isinstance(leaf, Tensor):
             crc = zlib.crc32(leaf if isinstance(leaf, bytes) else f"{leaf!r};".encode(), crc)
             continue

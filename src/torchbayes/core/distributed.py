@@ -159,7 +159,7 @@ def process_group(device: str | torch.device | None = None) -> Iterator[None]:
     Args:
         device: The `device` of `fit`. Every process takes an accelerator of its own, unless it is the CPU.
     """
-    global _heartbeat
+    global _heartbeat, _lane
     if int(os.environ.get("WORLD_SIZE", "1")) <= 1 or dist.is_initialized():
         yield
         return
@@ -175,6 +175,9 @@ def process_group(device: str | torch.device | None = None) -> Iterator[None]:
     finally:
         _heartbeat.end(error)
         _heartbeat = None
+        if _lane is not None:  # whoever holds it must not keep connections open
+            _lane.world = _lane.group = None
+            _lane = None
         dist.destroy_process_group()
 
 

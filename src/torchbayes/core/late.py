@@ -57,7 +57,8 @@ class Late:
         if joined.device.type in PINNED:
             there, arrived = there.pin_memory(), torch.Event(joined.device)
             there.copy_(joined, non_blocking=True)
-            arrived.record()
+            # Without a stream it would be that of the current device, which may be another one.
+            arrived.record(torch.accelerator.current_stream(joined.device))
         else:
             there.copy_(joined)
         self._sent = dict(numbers), there, arrived, about

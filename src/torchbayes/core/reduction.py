@@ -50,6 +50,7 @@ _MOST_BFLOAT16 = 64
 _BLOCK, _ALIGNED = 1 << 16, 64
 
 K = TypeVar("K", bound=Hashable)
+Form = tuple[torch.Size, torch.dtype, torch.device]
 
 
 @dataclass
@@ -115,6 +116,7 @@ class Reduction(Generic[K]):
 
     def __init__(self) -> None:
         self._like: dict[K, Tensor] = {}
+        self._forms: dict[K, Form] = {}
         self._done: Callable[[], None] | None = None
         self._all: list[list[Tensor]] | None = None
         self._buckets: list[Bucket[K]] = []
@@ -161,13 +163,13 @@ class Reduction(Generic[K]):
         if (
             group != self._group
             or list(old) != list(like)
-            or any(_differ(old[key], t) for key, t in like.items())
+            or any(self._forms[key] != _form(t) for key, t in like.items())
         ):
-            self._group = group
+            self._like = {}  # until all is arranged: an error leaves nothing to go on with
             self._arrange(like, apart)
+            self._group = group
 
     def _arrange(self, like: Mapping[K, Tensor], apart: bool) -> None:
-        self._like = dict(like)  # keeps them, so that a key with an id stays that tensor's
         buffers: dict[tuple[torch.dtype, torch.device], Buffer] = {}
         places: dict[K, tuple[Buffer, int, int]] = {}
         for key, tensor in like.items():
@@ -205,6 +207,9 @@ class Reduction(Generic[K]):
         # Autograd has a thread for each accelerator, and this is for one.
         apart = apart and self._all is None and len({b.device for b in kept}) == 1
         self._lane = distributed.take_lane(self) if apart else None
+        self._like = dict(like)  # keeps them, so that a key with an id stays that tensor's
+        # A parameter that `model.to(...)` has converted is the same object.
+        self._forms = {key: _form(tensor) for key, tensor in like.items()}
 
     def _divide(self, buffers: Sequence[Buffer], places: Mapping[K, tuple[int, int]]) -> None:
         """Divide the buffers into messages, in the order in which they can be complete."""
@@ -404,8 +409,8 @@ class Reduction(Generic[K]):
         self._done = distributed.start_sum(torch.zeros(1))
 
 
-def _differ(old: Tensor, new: Tensor) -> bool:
-    return old.shape != new.shape or old.dtype != new.dtype or old.device != new.device
+def _form(tensor: Tensor) -> Form:
+    return tensor.shape, tensor.dtype, tensor.device
 
 
 def _same(one: tuple[Tensor, int, float] | None, other: tuple[Tensor, int, float] | None) -> bool:

@@ -107,7 +107,9 @@ class ModelOptimizer(torch.optim.Optimizer, ABC):  # without ABC, torch ignores 
     def _check_generators(self) -> None:
         state = generator_state(self.generator).numpy().tobytes()
         groups = shards.all_groups(self.param_groups[0]["params"][0])
-        if not all(distributed.alike(state, group) for group in groups):
+        # In every group, whatever the ones before have said: the others of it wait for this process.
+        alike = [distributed.alike(state, group) for group in groups]
+        if not all(alike):
             raise ValueError(
                 "the generators of the processes differ, but a sharded model has one set of weights and so "
                 "one draw of them: seed the generator alike in every process, or leave it out"

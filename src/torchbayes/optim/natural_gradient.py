@@ -9,6 +9,7 @@ itself, and processes with draws of their own are averaged, weighted by the exam
 
 from __future__ import annotations
 
+import struct
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -488,7 +489,7 @@ class WeightOptimizer(ModelOptimizer):
                 self._forget()
                 raise
         scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
-        if found_inf is not None and float(found_inf) > 0:
+        if found_inf is not None and self._overflowed(found_inf, scale, shared):
             self._forget()
             return loss
         if not (self._pending or shared) and bank.empty:  # a process may have no examples
@@ -555,6 +556,20 @@ class WeightOptimizer(ModelOptimizer):
                 for p in self._parameters():
                     p.grad = None  # it is in the bank
         return total if self.mc_samples == 1 or total is None else total / self.mc_samples
+
+    def _overflowed(self, found_inf: Tensor, scale: Tensor | None, shared: bool) -> bool:
+        """Whether a `GradScaler` has found an overflow, in any of the processes that share the step."""
+        over = float(found_inf) > 0
+        if not shared:
+            return over
+        if scale is not None and not distributed.alike(struct.pack("<d", float(scale))):
+            self._forget()
+            raise ValueError(
+                f"the processes' loss scales differ (here it is {float(scale):g}), because each GradScaler "
+                "lowers its own when it finds an overflow: use bfloat16, which needs none, or "
+                "fit(amp='float16'), which keeps them alike"
+            )
+        return distributed.any_of([over])[0]
 
     def _unscaled_outside(self) -> None:
         """Find the scale of squares when a `GradScaler` has unscaled the gradients after the blocks."""

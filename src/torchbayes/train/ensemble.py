@@ -13,7 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from torchbayes.core import distributed
+from torchbayes.core.batch import (
+    as_labels,
+    batch_weights,
+    map_tensors,
+    network_dtype,
+    split_batch,
+    suited,
+)
 from torchbayes.core.declaration import register
+from torchbayes.core.device import forked_random_numbers
 from torchbayes.data.order import EpochLoader
 from torchbayes.likelihood import Likelihood
 from torchbayes.optim import MAP
@@ -108,6 +117,31 @@ class EnsembleMethod(Method):
         self.noise.stack(len(self.own))
         prior = self.build(MAP, self.model).prior
         self.set_optimizer(self.build(MAP, self.stack.model, prior=StackedPrior.of(prior)))
+        self._try_stack()
+
+    def _try_stack(self) -> None:
+        """Raise an error if the loss of the first batch cannot be computed for all members together."""
+        if self.plan.peek is None:
+            return
+        batch = self.plan.peek()
+        inputs, targets = split_batch(batch)
+        assert targets is not None
+        device = next(self.model.parameters()).device
+        given = (
+            suited(inputs, device, network_dtype(self.model)),
+            as_labels(targets),
+            batch_weights(batch),
+        )
+        parts = (map_tensors(given, lambda tensor: tensor.to(device)),) * len(self.own)
+        with forked_random_numbers(), torch.no_grad():
+            try:
+                self.loss(*_joined(parts))
+            except RuntimeError as error:
+                raise ValueError(
+                    "members side by side need a network and a loss that torch.func.vmap can run, which "
+                    f"is not so with {self.likelihood!r} on these data "
+                    f"({str(error).splitlines()[0][:200]}): leave out side_by_side"
+                ) from error
 
     def _restart(self, member: int) -> None:
         restart(self.model, self.plan)

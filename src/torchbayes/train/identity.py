@@ -10,7 +10,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import TensorDataset
 
 from torchbayes.core.digest import digest
@@ -22,6 +23,12 @@ from torchbayes.likelihood.observation import Observation
 __all__ = ["data_checksum", "identity_settings", "likelihood_settings", "network_checksum"]
 
 _PLAIN = (bool, int, float, str)
+_CONTENT = (
+    Tensor,
+    bytes,
+    type(None),
+    *_PLAIN,
+)  # what other objects print may be an address, or a shape
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
 
@@ -48,7 +55,8 @@ def data_checksum(loader: EpochLoader) -> str | None:
     """Return a digest of a training set in memory or of a folder of images, or None for any other."""
     held = [getattr(loader, name, None) for name in ("inputs", "targets", "weights")]
     if held[0] is not None:
-        return digest(held)
+        leaves = tree_leaves(held, is_leaf=lambda leaf: leaf is None)
+        return digest(held) if all(isinstance(leaf, _CONTENT) for leaf in leaves) else None
     source = getattr(loader, "dataset", None) or getattr(
         getattr(loader, "source", None), "dataset", None
     )

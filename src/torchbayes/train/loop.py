@@ -235,6 +235,12 @@ class Training:
                     progress.advance(self._average())
                     save, end = self._pause(stop)
                     if save:
+                        try:
+                            self._count_rest()  # what is saved is known to be sound
+                        except TrainingError as error:
+                            self._go_back(error)
+                            back = True
+                            break
                         now = time.monotonic()
                         self.seconds, started = self.seconds + now - started, now
                         self._save()
@@ -436,7 +442,7 @@ class Training:
         if self.batch or not Kept.wanted(self.epoch) or not self.guard.good:
             return
         # Processes that share batches would have to agree on what is a breakdown.
-        if self.shared or not Kept.small(self.method.module):
+        if self.shared or not Kept.small(self.method.moving):
             return
         state = {
             "method": self.method.state_dict(),

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 
 from torchbayes.core.names import named_parameters
@@ -77,7 +76,9 @@ class MapMethod(OptimizerMethod):
         """Return the mean loss of a batch; the history has the prior's precision if it changes."""
         loss = super().loss(inputs, targets, weights)
         if self.evidence_every:
-            self.logs["prior_precision"] = torch.tensor(self._map.precision)
+            self.logs["prior_precision"] = loss.detach().new_full(
+                (), float(self._map.precision or 0.0)
+            )
         return loss
 
     def end_epoch(self, epoch: int, batches: Iterable[Any]) -> None:

@@ -16,6 +16,7 @@ from torchbayes.core.names import own_weights
 from torchbayes.core.outputs import Output, output_tensor
 from torchbayes.core.parameters import trainable
 from torchbayes.likelihood import Likelihood
+from torchbayes.likelihood.base import checked_weights
 from torchbayes.posterior import Weights
 from torchbayes.prior import GaussianPrior, Prior
 from torchbayes.train.method import loss_of
@@ -134,6 +135,8 @@ class StackedChains:
         # vmap does not know other formats everywhere.
         batch = arguments(arranged(inputs, "contiguous")), targets, weights
         if apart:
+            if weights is not None:
+                checked_weights(weights, len(weights))
             batch = map_tensors(batch, lambda t: t.unflatten(0, (len(self.alive), -1)))
 
         def one(chain: Weights, level: Weights, batch: Any) -> Tensor:

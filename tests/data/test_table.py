@@ -218,6 +218,15 @@ def test_test_rows_from_a_file(table: Path, tmp_path: Path) -> None:
         load(table, split=str(file))
 
 
+def test_other_rows_in_the_file_of_test_rows_are_other_data(table: Path, tmp_path: Path) -> None:
+    file = tmp_path / "test.txt"
+    file.write_text("3 7 59")
+    before = load(table, split=file).digest
+    assert load(table, split=file).digest == before
+    file.write_text("3 8 59")
+    assert load(table, split=file).digest != before
+
+
 def test_rows_without_a_target_are_counted_and_left_out(tmp_path: Path) -> None:
     content = rows()
     content[4][3] = content[8][3] = ""

@@ -71,6 +71,23 @@ def test_a_row_starts_from_the_run_of_another_with_the_same_seed(tmp_path: Path)
     own = json.loads((tmp_path / "results.json").read_text())["methods"]["more"]["settings"]
     assert own["init"] == "row:base"  # no path of this machine
     Comparison(base, rows, [0, 1], tmp_path).run(lambda *_: NoProgress(), lambda *_: None)
+    moved = tmp_path.rename(tmp_path.with_name("moved"))  # the same weights under another path
+    Comparison(base, rows, [0, 1], moved).run(lambda *_: NoProgress(), lambda *_: None)
+    (moved / "runs" / "base-0" / "posterior.safetensors").rename(tmp_path.with_name("spare"))
+    tb.Point(TrainedRun(moved / "runs" / "base-1").posterior().mean()).save(
+        moved / "runs" / "base-0" / "posterior.safetensors"
+    )
+    with pytest.raises(RunError, match="init_checksum"):
+        Comparison(base, rows, [0, 1], moved).run(lambda *_: NoProgress(), lambda *_: None)
+
+
+def test_a_search_has_no_run_of_another_row_to_start_from(tmp_path: Path) -> None:
+    from torchbayes.cli.compare import _tuned
+
+    tables = {"base": {"method": "map"}, "more": {"method": "map", "init": "row:base"}}
+    with pytest.raises(ValueError, match=r"'more' starts from another row's run.*leave out --tune"):
+        _tuned(rows_from(tables, SHARED, {}, {}), 2, tmp_path, None)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("start", ["plane", "later", "one"])

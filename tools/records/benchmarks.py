@@ -51,9 +51,9 @@ STEPS = """
 {machine}.
 
 One training step relative to plain Adam (the samplers and the hypernetwork: plain SGD with momentum) on the
-same network. "Plain" is the optimiser as torch gives it by default. K-FAC and noisy K-FAC invert their
-factors every tenth step; their figure is a mean, with the inversion's share in it. A step of an ensemble is
-one member's. **Bold** meets its target. The first row is the floor: the forward and backward pass without
+same network. "Plain" is the optimiser as torch gives it by default. K-FAC and noisy K-FAC decompose
+their factors every tenth step; their figure is a mean, with that share in it. A step of an ensemble is one
+member's. **Bold** meets its target. The first row is the floor: the forward and backward pass without
 any optimiser. To draw a normal number for every weight is what a method with noise cannot do without either:
 the floor of a sampler, of `bbb`, `vogn` and `ivon` is the sum of the two. What is left is passes over memory:
 an update of theirs is one compiled loop (`torchbayes.kernels`), which reads and writes every tensor once.

@@ -58,7 +58,7 @@ def _about(record: Record) -> str:
         "uncertainty separates wrong answers from right ones,\nMNIST's images from test images, and noise "
         "from test images; 0.5 is a coin toss. *Stored*: numbers kept per weight.\n"
         f"Made by `{record.command}`; more scores{' and spreads' if seeds > 1 else ''}: "
-        "[docs/results.md](docs/results.md).\n"
+        "[docs/results/demo.md](docs/results/demo.md).\n"
     )
 
 

@@ -154,6 +154,12 @@ def _tuned(rows: list[Row], trials: int, out: Path, data_dir: Path | None) -> li
     from torchbayes.experiments.compare import Row, check_name
     from torchbayes.experiments.tune_run import tuned
 
+    for row in rows:
+        if str(row.experiment.init).startswith("row:"):
+            raise ValueError(
+                f"row {row.name!r} starts from another row's run, which a search does not have: "
+                "leave out --tune"
+            )
     found: dict[str, Row] = {}
     for row in rows:
         if row.last_of is not None:

@@ -53,7 +53,8 @@ def methods(
     if issubclass(method.algorithm, Sampler) and not as_json:
         typer.echo(
             f"\nWith {train_size:,} training examples (--train-size) the temperature is 1 for up to "
-            f"{EXACT * train_size:,} weights, and ({EXACT * train_size:,}/D)² for D more, at least {LEAST:g}."
+            f"{EXACT * train_size:,} weights; for a larger number D it is ({EXACT * train_size:,}/D)², but "
+            f"no less than {LEAST:g}."
         )
 
 

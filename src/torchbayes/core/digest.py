@@ -17,7 +17,7 @@ _BY_ROW, _BY_COLUMN = (sparse_csr, sparse_bsr), (sparse_csc, sparse_bsc)
 def digest(*values: Any) -> str:
     """Return a CRC of tensors' types, shapes and contents, and of what other values say of themselves.
 
-    The keys of dicts count, their order does not. It tells changes and mistakes apart, not forgeries. A data set
+    Keys of dicts count, their order does not. It tells changes and mistakes apart, not forgeries. A data set
     of 150 MB takes a tenth of a second.
 
     Args:

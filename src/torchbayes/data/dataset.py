@@ -127,10 +127,11 @@ class DataSet:
         """Digest of all examples of the whole data set, and of the names of the classes.
 
         A part of it has the same one, as which part it is follows from the settings. For a table it is of its
-        file.
+        file, and of the test rows where another file names them.
         """
         if self.encoding is not None:
-            return digest(self.encoding.sha256)
+            named = self.table is not None and self.table.named_rows
+            return digest(self.encoding.sha256, *(self.table.test if self.table and named else ()))
         if self.part_of is not None:
             return self.part_of
         parts = (self.train, self.validation, self.test)

@@ -65,6 +65,7 @@ class Table:
         validation: Rows held out from training, or None.
         given: Encoding of an earlier run to use instead of fitting one, or None.
         chosen: How the test rows were chosen.
+        named_rows: Whether a file names the test rows, so that they do not follow from the settings.
     """
 
     name: str
@@ -80,6 +81,7 @@ class Table:
     validation: Rows | None = None
     given: TableEncoding | None = None
     chosen: str = ""
+    named_rows: bool = False
 
     def split(self, number: int) -> Table:
         """Return the table with the rows of another split."""
@@ -243,7 +245,9 @@ def load_table(
         return table.split(int(str(split))).dataset()
     test = set(read_rows(Path(str(split)).expanduser(), len(text.rows)))
     rows = without_rows(usable, test), without_rows(usable, set(usable) - test)
-    return replace(table, train=rows[0], test=rows[1], chosen=f"those of {split}").dataset()
+    return replace(
+        table, train=rows[0], test=rows[1], chosen=f"those of {split}", named_rows=True
+    ).dataset()
 
 
 def without_rows(rows: Sequence[int], gone: set[int]) -> Rows:

@@ -112,7 +112,7 @@ def rows_from(
         if start is not None and (start not in rows or rows[start].last_of is not None):
             raise ValueError(
                 f"row {name!r} has init {experiment.init!r}: after {_ROW!r} name a row above with a run "
-                "of its own"
+                "of its own, and keep it if you choose rows with --methods"
             )
         rows[name] = Row(name, experiment)
     return list(rows.values())

@@ -143,7 +143,7 @@ def _write(trained: TrainedRun, la: Laplace, files: RunFolder, seconds: float) -
     rows = trained.files.read_metrics()
     noted = {"laplace_precision": float(la.prior.scalar or 0.0)}
     if rows:
-        rows[-1] |= {"seconds": round(rows[-1]["seconds"] + seconds, 3), **noted}
+        rows[-1] |= {"seconds": round(rows[-1].get("seconds", 0.0) + seconds, 3), **noted}
     files.keep_metrics(rows)
     for name in (trained.files.inputs_file.name, trained.files.table_file.name, "cost.json"):
         if (trained.files.path / name).exists():

@@ -147,3 +147,109 @@ def test_what_cannot_be_is_refused() -> None:
         tb.predictive(model, tb.Samples.of([model]), x, local=True)
     with pytest.raises(ValueError, match="batch-norm statistics"):
         tb.predictive(model, gaussian(model), x, local=True, recalibrate=[x])
+    counted = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)).eval()
+    with pytest.warns(UserWarning, match=r"norm '1'.*leave out local=True and pass recalibrate="):
+        tb.predictive(counted, gaussian(counted), x, 2, local=True)
+
+
+def test_draws_that_do_not_differ_before_a_batch_norm_are_not_mentioned() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Linear(2, 2)).eval()
+    mean = tb.snapshot(model)
+    std = {"0.weight": torch.zeros(2, 2), "2.weight": torch.ones(2, 2)}
+    tb.predictive(model, tb.Gaussian(mean, std), torch.randn(3, 2), 2, local=True)  # no warning
+
+
+class SharedBias(nn.Module):
+    """Two layers with one bias, and one whose bias is computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2, bias=False)
+        self.b.bias = self.a.bias
+        self.shift = nn.Parameter(torch.zeros(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.a(x), self.b(x), F.linear(x, self.c.weight, 2 * self.shift)], 1)
+
+
+def test_a_bias_that_is_not_the_layer_s_own_is_drawn_every_time() -> None:
+    torch.manual_seed(0)
+    model, x = SharedBias(), torch.randn(4, 2)
+    std = {f"{n}.weight": torch.zeros(2, 2) for n in "abc"}
+    std |= {"a.bias": torch.ones(2), "shift": torch.ones(2)}
+    found = outputs(model, tb.Gaussian(tb.snapshot(model), std), x, local=True)
+    assert spread_apart(found, torch.tensor([1.0, 1, 1, 1, 2, 2]).double().expand(4, 6)) < 4.5
+    assert torch.allclose(found[:, :, 0].std(1), (x @ model.a.weight[0]).std().double())  # one bias
+
+
+@pytest.mark.parametrize(("size", "std"), [(1.0, 1e-5), (1000.0, 0.01), (1e-5, 300.0)])
+@pytest.mark.parametrize("first", [True, False])
+def test_half_precision_neither_underflows_nor_overflows(
+    size: float, std: float, first: bool
+) -> None:
+    torch.manual_seed(0)
+    layer, x = nn.Linear(4, 3), size * (1 + torch.rand(5, 4))
+    layer.weight.data.zero_()
+    layer.bias.data.zero_()
+    model = (layer if first else nn.Sequential(nn.Hardtanh(-1e4, 1e4), layer)).half()
+    prefix = "" if first else "1."
+    stds = {f"{prefix}weight": torch.full((3, 4), std), f"{prefix}bias": torch.zeros(3)}
+    q = tb.Gaussian(tb.snapshot(model), {name: t.half() for name, t in stds.items()})
+    p = tb.predictive(
+        model, q, x.half(), DRAWS, tb.GaussianNoise(), torch.Generator().manual_seed(0), local=True
+    )
+    assert isinstance(p, tb.RegressionPredictive)
+    assert p.outputs.dtype is torch.float16
+    wanted = (x.half().double().square().sum(1, keepdim=True)).sqrt() * torch.tensor(std).half()
+    ratio = p.outputs.double().std(0) / wanted
+    assert float((ratio - 1).abs().max()) < 4.5 / math.sqrt(2 * DRAWS) + 0.02  # numbers of few bits
+
+
+def test_autocast_does_not_square_in_half_precision() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Linear(4, 3), 1000 * torch.rand(5, 4)
+    q = tb.Gaussian(tb.snapshot(model), {"weight": torch.full((3, 4), 0.01)})
+    with torch.autocast("cpu", torch.float16):
+        found = outputs(model, q, x, local=True)
+    std = 0.01 * x.double().square().sum(1, keepdim=True).sqrt().expand(5, 3)
+    assert float((found.std(0) / std - 1).abs().max()) < 4.5 / math.sqrt(2 * DRAWS) + 0.02
+
+
+class Cell(nn.Module):
+    """A cell that runs once for each step of its inputs, as long as `goes_on` says."""
+
+    def __init__(self, goes_on: bool = False) -> None:
+        super().__init__()
+        self.cell, self.goes_on = nn.Linear(2, 2), goes_on
+
+    def forward(self, x: Tensor) -> Tensor:
+        total = sum((self.cell(step) for step in x.unbind(1)), torch.zeros(len(x), 2))
+        if self.goes_on and bool((total > 0).all()):
+            total = total + self.cell(x[:, 0])
+        return total
+
+
+@pytest.mark.parametrize("steps", [(1, 3), (3, 1)])
+def test_a_cell_that_runs_more_often_for_later_inputs(steps: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    model = Cell()
+    q = gaussian(model)
+    batches = [torch.randn(4, count, 2) for count in steps]
+    p = tb.predictive(
+        model, q, batches, DRAWS, tb.GaussianNoise(), torch.Generator().manual_seed(0), local=True
+    )
+    assert isinstance(p, tb.RegressionPredictive)
+    # The same weights at every step: the sum of the steps, and the bias as often as there are steps.
+    s = {name: std.square() for name, std in q.std().items()}
+    variance = torch.cat([
+        x.sum(1).square() @ s["cell.weight"].T + x.shape[1] ** 2 * s["cell.bias"] for x in batches
+    ])  # fmt: skip
+    assert spread_apart(p.outputs.double(), variance.double().sqrt()) < 4.5
+
+
+def test_a_cell_that_runs_more_often_for_some_draws_is_refused() -> None:
+    model = Cell(goes_on=True)
+    nn.init.zeros_(model.cell.weight)
+    nn.init.zeros_(model.cell.bias)
+    with pytest.raises(ValueError, match=r"uses its weight 'cell.weight' once with the means"):
+        tb.predictive(model, gaussian(model), torch.ones(1, 1, 2), 200, local=True)

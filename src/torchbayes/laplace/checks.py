@@ -40,11 +40,13 @@ class Some:
     def add(self, inputs: Any, targets: Tensor, weights: Tensor | None) -> None:
         """Keep some examples of a batch."""
         if not self.full:
-            labels = targets[: self._each]
+            # Copies: a view would keep all of its batch, or of the data in memory.
+            labels = targets[: self._each].clone()
             own = labels.new_ones(len(labels), dtype=torch.get_default_dtype())
             if weights is not None:
-                own, self._weighted = weights[: self._each], True
-            self._parts.append((slice_batch(inputs, 0, self._each), labels, own))
+                own, self._weighted = weights[: self._each].clone(), True
+            some = map_tensors(slice_batch(inputs, 0, self._each), torch.clone)
+            self._parts.append((some, labels, own))
             self._count += len(labels)
 
     @property

@@ -333,7 +333,8 @@ class Laplace:
         than Bayes' rule makes it.
 
         Returns:
-            Whether the precision was raised.
+            Whether the precision was raised. It is not where fewer than 16 examples were kept, which are too
+            few to tell, nor for a prior that is not one number.
 
         Example:
             >>> import torch, torchbayes as tb
@@ -345,10 +346,9 @@ class Laplace:
             >>> la.narrow()
             True
         """
-        kept = self._some.joined()
-        if kept is None or not self.prior.scalar:
-            return False  # too few examples to tell, or a prior that is not one number
-        return narrowed(self, kept[0], kept[1])
+        if not self.prior.scalar:
+            return False  # a prior that is not one number
+        return narrowed(self, self._some.joined())
 
     def _evidence_of(self, delta: Tensor, noise: Tensor | None = None) -> Tensor:
         return self.log_marginal_likelihood(delta, noise)

@@ -10,12 +10,15 @@ labels a probability of 0.999 loses 0.001 nats an example, and 0.01 nats on top 
 
 from __future__ import annotations
 
+import math
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from torchbayes.core import distributed
+from torchbayes.laplace.outputs import factors_of
 from torchbayes.likelihood import Bernoulli, Categorical
 from torchbayes.posterior import Point, Posterior, snapshot
 from torchbayes.predict.predictive import predictive
@@ -31,31 +34,71 @@ __all__ = ["narrowed"]
 _COST, _SHARE, _DRAWS, _FACTOR, _TIMES = 0.01, 0.1, 32, 2.0, 40
 
 
-def narrowed(la: Laplace, inputs: Any, targets: Tensor) -> bool:
+def narrowed(la: Laplace, kept: tuple[Any, Tensor, Tensor | None] | None) -> bool:
     """Double the prior's precision until draws cost next to nothing; return whether it had to be.
 
     Args:
         la: The posterior, with one precision as its prior.
-        inputs: Some of the training data.
-        targets: Their targets.
+        kept: Inputs, targets and weights, if any, of some of the training data; None if this process has too
+            few, whose part the others then do.
     """
-    losses = distributed.gather(torch.tensor(_nll(la, Point(snapshot(la.model)), inputs, targets)))
-    own = float(torch.stack(losses).mean())
+    if not distributed.any_of([kept is not None])[0]:
+        return False
+    own = _nll(la, Point(snapshot(la.model)), kept)
+    if not math.isfinite(own):  # nothing to compare with
+        return False
     labels = isinstance(la.likelihood, Categorical | Bernoulli)
     most = min(_COST, _SHARE * own) if labels else _COST
-    start = last = float(la.prior.scalar or 0.0)
-    for _ in range(_TIMES):
-        costs = distributed.gather(torch.tensor(_nll(la, la.posterior(), inputs, targets)))
-        if float(torch.stack(costs).mean()) - own <= most:
-            break
-        last *= _FACTOR
-        la.prior = last
-    return last > start
+    before = la.prior
+    start = precision = float(before.scalar or 0.0)
+    for times in range(_TIMES):
+        if _nll(la, la.posterior(), kept) - own <= most:
+            return times > 0
+        precision *= _FACTOR
+        la.prior = precision
+    la.prior = before
+    warnings.warn(
+        f"with every prior precision from {start:.3g} to {precision / _FACTOR:.3g}, draws cost more "
+        f"than {most:.2g} nats per training example: the precision stays as it was, and this posterior is "
+        "too wide to draw from; give a larger prior precision, or predict with Laplace.predictive",
+        UserWarning,
+        stacklevel=3,
+    )
+    return False
 
 
-def _nll(la: Laplace, posterior: Posterior, inputs: Any, targets: Tensor) -> float:
+def _nll(
+    la: Laplace, posterior: Posterior, kept: tuple[Any, Tensor, Tensor | None] | None
+) -> float:
+    """Return the negative log-likelihood per example of what all processes kept; NaN if none counts."""
+    total, count = distributed.total((0.0, 0.0) if kept is None else _sums(la, posterior, *kept))
+    return total / count if count > 0 else math.nan
+
+
+def _sums(
+    la: Laplace, posterior: Posterior, inputs: Any, targets: Tensor, weights: Tensor | None
+) -> tuple[float, float]:
+    """Return the negative log-likelihood of some examples, and how many they count for."""
     found = predictive(
         la.model, posterior, inputs, _DRAWS, la.likelihood,
         torch.Generator(targets.device).manual_seed(0), output=la._network.output, recalibrate=False,
     )  # fmt: skip
-    return -float(found.log_prob(targets).double().sum()) / len(targets)
+    likelihood, labels = la.likelihood, targets
+    if isinstance(likelihood, Categorical) and likelihood.ignore_index is not None:
+        labels = targets.masked_fill(targets == likelihood.ignore_index, 0)  # with the factor 0
+    log_probs = found.log_prob(labels)
+    if isinstance(likelihood, Categorical | Bernoulli):
+        # As in `metrics.nll`: one label whose probability underflows would hide what all others cost.
+        log_probs = log_probs.clamp_min(math.log(torch.finfo(log_probs.dtype).tiny))
+    classes = isinstance(likelihood, Categorical)
+    factors = factors_of(
+        likelihood, log_probs.unsqueeze(1) if classes else log_probs, targets, weights
+    )
+    if factors is None:
+        factors = torch.ones_like(log_probs)
+    elif classes:
+        factors = factors.squeeze(1)
+    factors = factors.double().expand_as(log_probs)
+    # Per example, of which each may have several positions or labels.
+    count = float(factors.sum()) * len(log_probs) / log_probs.numel()
+    return -float((factors * log_probs).sum()), count

@@ -15,7 +15,8 @@ sequence, where weight draws would move them together: each single output is rig
 but what later layers make of several positions is an approximation.
 
 A weight that is used otherwise (in an embedding, an LSTM, a norm, attention's packed projection) or more than
-once in a pass is drawn in the ordinary way, once for all examples of a pass.
+once in a pass is drawn in the ordinary way, once for all examples of a pass. Which these are, a pass with the
+means tells for every piece of the inputs: how often a cell runs may depend on them.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from torchbayes.core.autocast import no_autocast
 from torchbayes.core.names import named_buffers
 from torchbayes.core.noise import gaussians_, normal_
 from torchbayes.likelihood import Likelihood
@@ -92,18 +94,24 @@ class _Rule(TorchFunctionMode):
     """Draws the outputs of layers.
 
     Args:
-        weights: The layers' weights and biases by id: their mean and their variance.
+        weights: The names and the variances of the layers' weights and biases, by the id of their mean.
+        constant: The ids of the weights without a spread.
         generator: Source of the noise.
         fixed: Tensors that are the same under all draws: a layer's moments for them are computed once.
+
+    Attributes:
+        used: The ids of the weights whose layers have run in this pass.
     """
 
     def __init__(
-        self, weights: dict[int, tuple[Tensor, Tensor]], generator: torch.Generator, fixed: list[Tensor]
+        self, weights: dict[int, tuple[str, Tensor]], constant: set[int], generator: torch.Generator,
+        fixed: list[Tensor],
     ) -> None:  # fmt: skip
         super().__init__()
-        self._weights, self._generator = weights, generator
+        self._weights, self._constant, self._generator = weights, constant, generator
         self._fixed = {tensor.untyped_storage()._cdata for tensor in fixed}
         self._known: dict[Any, tuple[Tensor, Tensor]] = {}
+        self.used: set[int] = set()
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -115,16 +123,27 @@ class _Rule(TorchFunctionMode):
         inputs, weight, bias = (given.get(name) for name in _NAMES)
         if id(weight) not in self._weights or not isinstance(inputs, Tensor):
             return func(*args, **kwargs)
+        name, variance = self._weights[id(weight)]
+        if id(weight) in self.used:  # because of what was drawn: the means' pass had it once
+            raise ValueError(
+                f"the network uses its weight {name!r} once with the means of the weights and more often "
+                "with a draw, so that its layer's outputs cannot be drawn: leave out local=True"
+            )
+        self.used.add(id(weight))
         key = None
-        if inputs.untyped_storage()._cdata in self._fixed:
+        # A bias that is drawn in the ordinary way, or computed from such weights, is another one every time.
+        settled = bias is None or id(bias) in self._weights or id(bias) in self._constant
+        if settled and inputs.untyped_storage()._cdata in self._fixed:
             place = inputs.data_ptr(), inputs.shape, inputs.stride(), inputs._version
             key = id(weight), *place
         if key not in self._known or key is None:
             rest = {name: value for name, value in kwargs.items() if name not in _NAMES}
-            mean, variance = self._weights[id(weight)]
-            shift, spread = self._weights.get(id(bias), (bias, None))
-            centre = func(inputs, mean, shift, *args[3:], **rest)
-            width = func(inputs.square(), variance, spread, *args[3:], **rest).clamp_min_(0).sqrt_()
+            centre = func(*args, **kwargs)
+            _, spread = self._weights.get(id(bias), ("", None))
+            with no_autocast(inputs.device):
+                squares = inputs.to(variance.dtype).square()
+                width = func(squares, variance, spread, *args[3:], **rest).clamp_min_(0).sqrt_()
+            width = width.to(centre.dtype)
             if key is None:
                 return normal_(torch.empty_like(width), self._generator).mul_(width).add_(centre)
             self._known[key] = centre, width
@@ -156,29 +175,36 @@ class LocalDraws:
         self.mean = {name: tensor.to(device) for name, tensor in posterior.mean().items()}
         self._std = {name: tensor.to(device) for name, tensor in posterior.std().items()}
         self._buffers = set(named_buffers(network.twin))
-        self._single: set[str] | None = None
         self._variance: Weights = {}
+        constant = set(network.names) - self._std.keys() - self._buffers
+        self._constant = {id(self.mean.get(name, network.own(name))) for name in constant}
 
     def _whole(self) -> Weights:
         """Return the means, and copies of the buffers, which the network may write to."""
         own = {n: self._network.own(n) for n in self._buffers} | self.mean
         return self.mean | {name: own[name].clone() for name in self._buffers}
 
+    def shifted(self) -> Weights:
+        """Return weights that differ from the mean where draws do."""
+        return {n: (self.mean[n] + std).to(self.mean[n]) for n, std in self._std.items()}
+
     def _look(self, passes: Passes, piece: Any) -> set[str]:
-        """Find the weights whose layers' outputs can be drawn in their place."""
-        if self._single is None:
-            before = {name: self.mean[name]._version for name in self._std}
-            with _Uses({id(self.mean[name]): name for name in self._std}) as uses:
-                passes.outputs([self._whole()], None, piece)
-            changed = [name for name in before if self.mean[name]._version != before[name]]
-            if changed:
-                raise ValueError(
-                    f"the network writes to its weight {changed[0]!r} while it runs, so that its layers' "
-                    "outputs cannot be drawn: leave out local=True"
-                )
-            self._single = uses.single()
-            self._variance = {name: self._std[name].square() for name in self._single}
-        return self._single
+        """Find the weights whose layers' outputs can be drawn in their place for some inputs."""
+        before = {name: self.mean[name]._version for name in self._std}
+        with _Uses({id(self.mean[name]): name for name in self._std}) as uses:
+            passes.outputs([self._whole()], None, piece)
+        changed = [name for name in before if self.mean[name]._version != before[name]]
+        if changed:
+            raise ValueError(
+                f"the network writes to its weight {changed[0]!r} while it runs, so that its layers' "
+                "outputs cannot be drawn: leave out local=True"
+            )
+        single: set[str] = uses.single()
+        for name in single - self._variance.keys():
+            std = self._std[name]
+            # In float16, squares of numbers above 256 are infinite, and of those below 0.0002 they are 0.
+            self._variance[name] = (std.float() if std.dtype is torch.float16 else std).square()
+        return single
 
     def predict(
         self, batch: Any, passes: Passes, likelihood: Likelihood, max_memory: int
@@ -197,9 +223,9 @@ class LocalDraws:
         for piece in pieces:
             inputs = passes._suited(piece)
             single = self._look(passes, inputs)
-            moments = {id(self.mean[n]): (self.mean[n], self._variance[n]) for n in single}
+            moments = {id(self.mean[n]): (n, self._variance[n]) for n in single}
             fixed = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
-            rule = _Rule(moments, self._generator, fixed)
+            rule = _Rule(moments, self._constant, self._generator, fixed)
             rest = [name for name in self._std if name not in single]
             drawn = {name: torch.empty_like(self.mean[name]) for name in rest}
             merged: Predictive | None = None
@@ -208,6 +234,7 @@ class LocalDraws:
                 for _ in range(min(count, self._samples - start)):
                     mean, std = ([of[name] for name in rest] for of in (self.mean, self._std))
                     gaussians_(list(drawn.values()), mean, std, self._generator)
+                    rule.used.clear()
                     with rule:
                         outputs.append(passes.outputs([self._whole() | drawn], None, inputs))
                 new = likelihood.predictive(torch.cat(outputs))

@@ -88,7 +88,7 @@ def predictive(
                 )
             own = LocalDraws(network, posterior, samples, source, device)
             if recalibrate is None:
-                warn_of_shared(model, posterior, own.mean)
+                warn_of_shared(model, posterior, own.shifted(), local=True)
             passes = Passes(model, network, False, device, max_memory // 2, output, split)
             for block in _blocks(inputs, max_memory // 4, True):
                 for batch in block:
@@ -152,8 +152,8 @@ _warned: WeakSet[nn.Module] = WeakSet()
 
 
 def warn_of_shared(
-    model: nn.Module, posterior: Posterior, draw: Weights, stacklevel: int = 3
-) -> None:
+    model: nn.Module, posterior: Posterior, draw: Weights, stacklevel: int = 3, *, local: bool = False
+) -> None:  # fmt: skip
     """Warn, once for a model, if draws that differ use one set of batch-norm statistics."""
     if model in _warned:
         return
@@ -162,8 +162,9 @@ def warn_of_shared(
         _warned.add(model)
         warnings.warn(
             f"all draws of this {type(posterior).__name__} use the same statistics of batch norm {norm!r}, "
-            "which do not belong to their weights: pass recalibrate=batches of training data to give each "
-            "draw its own, or recalibrate=False to keep them",
+            f"which do not belong to their weights: {'leave out local=True and ' if local else ''}pass "
+            "recalibrate=batches of training data to give each draw its own, or recalibrate=False to keep "
+            "them",
             stacklevel=stacklevel,
         )
 

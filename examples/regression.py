@@ -30,7 +30,13 @@ def main(picture: Path | None) -> None:
         )
     if picture is not None:
         figure = regression_figure(
-            run.model, run.posterior, x, y, likelihood=run.likelihood, truth=toy_curve, transform=scale
+            run.model,
+            run.posterior,
+            x,
+            y,
+            likelihood=run.likelihood,
+            truth=toy_curve,
+            transform=scale,
         )
         figure.savefig(picture)
 

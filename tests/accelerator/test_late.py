@@ -256,8 +256,14 @@ def test_kfac_updates_every_layer_when_the_curvature_grows(
     assert steps == {16}
 
 
-def test_kfac_resumes_after_its_first_steps(device: torch.device, tmp_path: Path) -> None:
-    settings = {"epochs": 3, "batch_size": 16, "checkpoint_seconds": 0, "device": device}
+@pytest.mark.parametrize("every", [1, 4])
+def test_kfac_resumes_after_its_first_steps(
+    every: int, device: torch.device, tmp_path: Path
+) -> None:
+    settings = {
+        "epochs": 3, "batch_size": 16, "checkpoint_seconds": 0, "device": device,
+        "statistics_every": every,
+    }  # fmt: skip
     data = blobs(160)
     whole = tb.fit(small_net, data, "noisy-kfac", progress=False, **settings)
     with pytest.raises(Stopped):

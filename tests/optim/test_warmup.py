@@ -155,6 +155,37 @@ def test_the_course_of_a_run() -> None:
         tb.SGLD(net(), train_size=N, steps=0)
 
 
+@pytest.mark.parametrize("cold", [False, True])
+@pytest.mark.parametrize("burn_in", [None, 0.1, 0.3, 0.5, 0.9])
+def test_every_phase_has_updates_in_short_runs_too(burn_in: float | None, cold: bool) -> None:
+    courses = [PlannedRun(steps, BATCH, burn_in).warm_up(N, cold) for steps in range(1, 3001)]
+    found = [course for course in courses if course is not None]
+    assert min(course.updates for course in found) == WarmUp.LEAST
+    for c in found:
+        assert 0 < c.descent < c.surveyed < c.tuned < c.held < c.updates < c.steps, c
+
+
+@every_sampler
+@pytest.mark.parametrize("batch", [BATCH, N])
+@pytest.mark.parametrize(
+    ("steps", "burn_in", "cold"),
+    [(23, None, False), (50, None, False), (23, None, True), (74, None, True), (67, 0.3, False)],
+)
+def test_short_runs_are_tuned_too(
+    name: str, batch: int, steps: int, burn_in: float | None, cold: bool
+) -> None:
+    model = many_weights() if cold else net()
+    sampler = made(name, model, steps=steps, batch_size=batch)
+    if burn_in is not None:
+        sampler._warm = PlannedRun(steps, batch, burn_in).warm_up(N)
+    assert 0 < sampler.warmup < steps
+    walk(model, sampler, steps, batch)
+    for p in model.parameters():
+        assert "warmup" not in sampler.state[p]
+        assert "scale" in sampler.state[p]
+        assert bool(p.isfinite().all())
+
+
 def test_a_given_step_is_the_papers_sampler_from_the_first_update() -> None:
     for name, options in (
         ("sgld", {"lr": 1e-4}),
@@ -228,6 +259,41 @@ def test_many_weights_per_example_make_the_posterior_cold(
     for exact in (made(name, net()), made(name, many_weights(), temperature=1.0)):
         assert exact.param_groups[0]["temperature"] == 1
         assert exact.param_groups[0]["prior_temperature"] == 1
+
+
+def temperatures(sampler: Sampler) -> list[tuple[float, float]]:
+    return [(g["temperature"], g["prior_temperature"]) for g in sampler.param_groups]
+
+
+@every_sampler
+def test_groups_that_name_a_temperature_keep_it(name: str) -> None:
+    groups = [{"params": "0.*"}, {"params": "2.*", "temperature": 1.0}]
+    cold = pytest.approx((4 * N / 1245) ** 2)
+    sampler = made(name, many_weights(), params=groups)
+    assert temperatures(sampler) == [(cold, cold), (1.0, 1.0)]
+    sampler.cool(0.3)
+    assert temperatures(sampler) == [(0.3, 0.3), (1.0, 1.0)]
+
+
+@every_sampler
+def test_groups_that_are_added_are_as_cold(name: str) -> None:
+    sampler = made(name, many_weights(), params="0.*")
+    sampler.add_param_group({"params": "2.*"})
+    cold = pytest.approx((4 * N / 996) ** 2)
+    assert temperatures(sampler) == [(cold, cold)] * 2
+    sampler = made(name, many_weights(), params="0.*")
+    sampler.add_param_group({"params": "2.*", "temperature": 0.5})
+    assert temperatures(sampler) == [(cold, cold), (0.5, 1.0)]
+
+
+def test_nothing_is_cooled_if_all_groups_name_a_temperature(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", logger="torchbayes")
+    sampler = made("sgld", many_weights(), params=[{"params": "*", "temperature": 0.5}])
+    assert temperatures(sampler) == [(0.5, 1.0)]
+    assert sampler.warmup == made("sgld", net()).warmup  # the course of an exact posterior
+    assert not caplog.messages
 
 
 @pytest.mark.parametrize("prior", [5.0, GroupLaplacePrior()])

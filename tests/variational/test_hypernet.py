@@ -138,6 +138,53 @@ def test_steps_without_a_rate_move_the_draw_by_their_length() -> None:
     assert torch.equal(own[name].grad, gradients[name])  # type: ignore[arg-type]
 
 
+def test_few_hidden_units_that_are_all_off_at_times() -> None:
+    """One of 16 draws has no unit on, of 4: the prior's pull does not grow without bounds."""
+    net = tb.Hypernet(
+        mlp(4, hidden=(8, 8)), latent=tb.latents.normal, hidden_dim=4, generator=seeded(0)
+    )
+    optimizer = tb.variational.HypernetSGD(net, train_size=100)
+    x, y, off = torch.randn(20, 4, generator=seeded(1)), torch.arange(20) % 10, 0
+    for _ in range(100):
+        optimizer.zero_grad()
+        F.cross_entropy(net(x), y).backward()
+        off += sum(not bool(activation.any()) for _, activation in net.drawn.values())
+        optimizer.step()
+    assert off > 3
+    assert all(float(w2.detach().abs().max()) < 1 for w2 in net.second.parameters())
+
+
+@pytest.mark.parametrize("width", [8, 280])  # the larger layer's units are updated one by one
+def test_units_that_are_always_off_keep_their_weights(width: int) -> None:
+    net = tb.Hypernet(mlp(4, hidden=(width, width)), hidden_dim=4, generator=seeded(0))
+    with torch.no_grad():
+        for w1 in net.first.parameters():
+            w1.fill_(-1.0)
+    optimizer = tb.variational.HypernetSGD(net, train_size=100)
+    assert bool(net.units) == (width == 280)
+    before = [w2.detach().clone() for w2 in net.second.parameters()]
+    for _ in range(3):
+        optimizer.zero_grad()
+        F.cross_entropy(net(torch.randn(20, 4)), torch.arange(20) % 10).backward()
+        optimizer.step()
+    for w2, old in zip(net.second.parameters(), before, strict=True):
+        torch.testing.assert_close(w2.detach(), old, rtol=1e-2, atol=0)
+
+
+def test_a_group_that_is_added_has_steps_of_bounded_length() -> None:
+    net = tb.Hypernet(mlp(4, hidden=(8, 8)), latent_dim=4, hidden_dim=4, generator=seeded(0))
+    frozen = net.model.get_parameter("layers.0.bias").requires_grad_(False)
+    optimizer = tb.variational.HypernetSGD(net, train_size=100, momentum=0.0)
+    optimizer.add_param_group({"params": [frozen.requires_grad_()]})
+    before = frozen.detach().clone()
+    F.cross_entropy(net(torch.randn(5, 4)), torch.arange(5)).backward()
+    optimizer.step()
+    assert frozen.grad is not None
+    torch.testing.assert_close(
+        frozen.detach() - before, -1e-4 * frozen.grad.sign(), rtol=1e-2, atol=1e-7
+    )
+
+
 def test_any_torch_optimiser_trains_it() -> None:
     net = tb.Hypernet(mlp(4, hidden=(8, 8)), latent_dim=4, hidden_dim=4, generator=seeded(0))
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)

@@ -33,7 +33,8 @@ On an accelerator, traces are known one step late, so that no step waits for the
 decomposed in each of the first ten steps there, and then when the trace of the step before has grown by half:
 that keeps the bound of two for a growth by a third in a step. A decomposition is in double precision unless
 the traces of the step before are half of what single precision allows; one that has failed is an error of the
-next step.
+next step. What follows for the gap is planned in the next step, for the ones after it, whoever looks at the
+optimiser in between.
 """
 
 from __future__ import annotations
@@ -284,8 +285,8 @@ class NoisyKFAC(VOGN):
         self._layers = self._find_layers()
         # Of the layers that have been updated: traces of their factors, and whether an inversion has failed.
         self._late_traces = Late()
-        # Of every layer its traces, whether its decomposition failed, and its group if it was gathered.
-        self._measured: list[tuple[Tensor, list[Tensor], Tensor | None, dict[str, Any] | None]] = []
+        # Of every layer its traces, whether its decomposition failed, and whether it was gathered.
+        self._measured: list[tuple[Tensor, list[Tensor], Tensor | None, bool]] = []
         self._delta_means: dict[
             int, float
         ] = {}  # by the weight's id, of a prior that differs between weights
@@ -433,8 +434,8 @@ class NoisyKFAC(VOGN):
             state["traces"] = traces = [numbers[f"{i} inputs"], numbers[f"{i} outputs"]]
             if inverted:
                 state["inverted_size"] = traces[0] * traces[1]
-            if gathered is not None:
-                self._plan_gathering(gathered, weight, traces[0] * traces[1])
+            if gathered:  # the next step's gathering has been decided, so it is the one that plans
+                state["unplanned_size"] = traces[0] * traces[1]
             factors = [state["inputs"], state["outputs"]]
             for factor, trace in zip(factors, traces, strict=True):
                 _check_trace(factor, trace)
@@ -447,6 +448,10 @@ class NoisyKFAC(VOGN):
         inside = self._in_layers()
         super()._update_group(group, [p for p in candidates if id(p) not in inside], statistics)
         layers = [x for x in self._layers_of(candidates) if self._was_used(x[0], statistics)]
+        for weight, *_ in self._layers_of(candidates):
+            unplanned = self.state[weight].pop("unplanned_size", None)
+            if unplanned is not None:
+                self._plan_gathering(group, weight, unplanned)
         if not layers:
             return
         for weight, *_ in layers:
@@ -499,8 +504,7 @@ class NoisyKFAC(VOGN):
         curvature = self._damping(group, layer[0])
         curvature += delta if isinstance(delta, float) else self._mean_delta(group, layer, delta)
         if size is None:
-            gathered = group if statistics.has("inputs", layer[0]) else None
-            self._refresh_late(layer[0], curvature, gathered)
+            self._refresh_late(layer[0], curvature, statistics.has("inputs", layer[0]))
         else:
             self._refresh(layer[0], size, curvature)
         prior_mean = None if isinstance(means, float) else as_matrix(*means)
@@ -572,15 +576,13 @@ class NoisyKFAC(VOGN):
         state["inverted_size"] = size
         state["input_cholesky"], state["output_cholesky"] = roots
 
-    def _refresh_late(
-        self, weight: Tensor, damping: float, gathered: dict[str, Any] | None
-    ) -> None:
+    def _refresh_late(self, weight: Tensor, damping: float, gathered: bool) -> None:
         """Do what `_refresh` does, without a look at sizes that are not known yet.
 
         Args:
             weight: The layer's.
             damping: γ.
-            gathered: The layer's group if this step has gathered second moments, or None.
+            gathered: Whether this step has gathered second moments.
         """
         state = self.state[weight]
         before = state.get("traces")

@@ -52,7 +52,8 @@ class Sampler(ModelOptimizer):
         train_size: Number of training examples.
         prior: Prior of the weights: the precision δ of N(0, 1/δ), or a `Prior`.
         temperature: Divisor T of the log-likelihood; the prior is not tempered, as in VOGN. If None, 1 or, of
-            a sampler that tunes itself, that of `torchbayes.optim.cold`, for likelihood and prior alike.
+            a sampler that tunes itself, that of `torchbayes.optim.cold`, for likelihood and prior alike; a
+            parameter group that names a `temperature` keeps it.
         params: What to train: names or patterns of weights (`"head.*"`), modules, parameters or parameter
             groups; all trainable weights if None.
         generator: Source of the noise; a new one, seeded from torch's, if None. Its state is saved with the
@@ -75,6 +76,7 @@ class Sampler(ModelOptimizer):
         if temperature is not None:
             check_number("temperature", temperature, above=True)
         self._run = run
+        self._own_temperature: set[int] = set()  # places of groups that name theirs
         self._warm = None if run is None else run.warm_up(check_train_size(train_size))
         if self._warm is not None:
             settings = {**settings, "boost": 1.0}
@@ -84,7 +86,8 @@ class Sampler(ModelOptimizer):
             "temperature": 1.0 if temperature is None else temperature, "prior_temperature": 1.0,
         }  # fmt: skip
         super().__init__(model, params, defaults | settings, generator=generator)
-        if temperature is None and self._warm is not None:
+        named = len(self._own_temperature) == len(self.param_groups)
+        if temperature is None and self._warm is not None and not named:
             weights = sum(p.numel() for group in self.param_groups for p in group["params"])
             cold = default_temperature(weights, train_size)
             if cold < 1:
@@ -110,11 +113,26 @@ class Sampler(ModelOptimizer):
             )  # fmt: skip
 
     def cool(self, temperature: float) -> None:
-        """Divide the whole log-posterior by a temperature below 1, before the first step."""
+        """Divide the whole log-posterior by a temperature below 1, before the first step.
+
+        Parameter groups that name a `temperature` keep theirs.
+        """
         if self._run is not None:
             self._warm = self._run.warm_up(self.defaults["train_size"], cold=True)
-        for group in self.param_groups:
-            group["temperature"] = group["prior_temperature"] = temperature
+        both = {"temperature": temperature, "prior_temperature": temperature}
+        self.defaults |= both  # of groups that are added later
+        for place, group in enumerate(self.param_groups):
+            if place not in self._own_temperature:
+                group |= both
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add more of the model's parameters; options in the group override the defaults."""
+        named = isinstance(param_group, dict) and "temperature" in param_group
+        if named:  # it divides the log-likelihood alone
+            param_group = {"prior_temperature": 1.0, **param_group}
+        super().add_param_group(param_group)
+        if named:
+            self._own_temperature.add(len(self.param_groups) - 1)
 
     def draws_apart(self) -> bool:
         """Whether the processes have chains of their own: not with generators in the same state."""

@@ -36,6 +36,8 @@ _DESCENT, _LEAST_DESCENT, _MOST_DESCENT = 1200, 0.3, 0.7
 # that a survey and the pilot run.
 _REST, _SURVEY, _PILOT = 0.15, 0.15, 0.4
 _LEAST_SURVEY, _MOST_SURVEY = 6, 200
+# Updates that the descent leaves in a short run: the survey's 6, 2 of the pilot run and 4 to equilibrate.
+_LEAST_AFTER = 12
 # Adam's largest step: how far a weight can go during the descent, and relative to the weights of its tensor.
 _ADAM_LOW, _ADAM_HIGH, _REACH, _RELATIVE = 1e-3, 1e-2, 8.0, 0.05
 # The step of the descent falls from this share of it on. Its weights are averaged over 1.5 epochs at its end,
@@ -124,7 +126,7 @@ class WarmUp:
     def descent(self) -> int:
         """Updates of the descent."""
         descent, rest = _planned(self.steps, self.cold)
-        return round(self.updates * descent / (descent + rest))
+        return min(round(self.updates * descent / (descent + rest)), self.updates - _LEAST_AFTER)
 
     @property
     def surveyed(self) -> int:

@@ -19,7 +19,8 @@ same length whatever the scale of the loss and of the activation:
 
 W1's gradient is divided by the root of its own mean square. α_t is 0.01 times √(8/f), at most 1, for a fan-in
 f (of W1 the size of the latent), times a rise over the first twentieth of `steps` and half a cosine to 0 at
-their end, as in `IVON`. The prior's pull on W2 is divided by the mean of √v.
+their end, as in `IVON`. The prior's pull on W2 is divided by ‖a‖² and the mean of √v. A draw with nearly all
+hidden units off would move W2 without bounds, so ‖a‖² counts as at least a hundredth of their number.
 """
 
 from __future__ import annotations
@@ -48,6 +49,9 @@ _PIECE = 1 << 18
 _BY_UNIT = 1 << 16
 # Without a given rate: its largest value, the decay of squares, and what keeps 0/0 finite.
 _RATE, _SQUARES, _TINY = 1e-2, 0.999, 1e-15
+# And the least mean square of the hidden units, which counts if a draw has less: a million draws of new
+# generators with 32 units and the default latents had 0.012 and more.
+_LEAST_ACTIVE = 1e-2
 
 
 def rank_one_step_(
@@ -95,10 +99,10 @@ def bounded_gradient(
 class HypernetSGD(torch.optim.SGD):
     """SGD with momentum on the generators of a `Hypernet` and on the weights that it does not generate.
 
-    Equal to `torch.optim.SGD(net.parameters(), …)` up to rounding, with two differences: one draw is
-    kept from `zero_grad()` to `step()`, so that a batch in several pieces has one draw, and weight decay
-    leaves norm layers alone. Each parameter group holds the network's own parameters; a generated one
-    stands for its generator.
+    With a given `lr` it is equal to `torch.optim.SGD(net.parameters(), …)` up to rounding, with two
+    differences: one draw is kept from `zero_grad()` to `step()`, so that a batch in several pieces has one
+    draw, and weight decay leaves norm layers alone. Each parameter group holds the network's own parameters;
+    a generated one stands for its generator.
 
     Args:
         net: The hypernetwork. From now on it draws into the network's own parameters.
@@ -165,8 +169,8 @@ class HypernetSGD(torch.optim.SGD):
             [group for group in groups if group["params"]],
             lr=lr, momentum=momentum, nesterov=nesterov and momentum > 0, fused=True,
         )  # fmt: skip
-        fans = fan_ins(net.model)
-        self._shares = {id(p): rate_share(fans[id(p)]) for p in named.values()}
+        # Of all weights: a group with some that are frozen now may be added later.
+        self._shares = {key: rate_share(fan_in) for key, fan_in in fan_ins(net.model).items()}
         # GradScaler must unscale the gradients itself: what is fused here is not torch's own step.
         self._step_supports_amp_scaling = False
         self.net = net
@@ -263,7 +267,7 @@ class HypernetSGD(torch.optim.SGD):
         assert own.grad is not None
         size: float | Tensor = 1.0
         if self._planned:
-            size = activation.square().sum().clamp_min(_TINY)
+            size = activation.square().sum().clamp_min(_LEAST_ACTIVE * len(activation))
             size = float(size) if size.device.type == "cpu" else size
             settings["weight_decay"] = state["pull"] / size
         if moving and _is_large(own, second):

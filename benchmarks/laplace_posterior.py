@@ -2,9 +2,10 @@
 
 The networks are those of steps.py. Both libraries take turns (A, B, A, B, …) on the same network and data;
 ratios are of medians of processor time, with quartiles. Peak memory is that of a process of its own, above
-what the process has before the pass, the median of three. Where laplace-torch refuses a network or needs too
-much memory, its column says so. For a diagonal it holds a Jacobian for every example of a batch, so that
-larger networks have smaller batches there, the same for both libraries, which each row says (`batch_size`).
+what the process has before the pass, the median of three, or of two rounds. Where laplace-torch refuses a
+network or needs too much memory, its column says so. For a diagonal it holds a Jacobian for every example of
+a batch, so that larger networks have smaller batches there, the same for both libraries, which each row says
+(`batch_size`).
 
     pip install --no-deps -r tests/laplace/peer.txt
     python benchmarks/laplace_posterior.py [--network mlp] [--structure diagonal] [--rounds 5] [--json FILE]
@@ -139,7 +140,8 @@ def main() -> None:
     for network in args.network or NETWORKS:
         for structure in args.structure or STRUCTURES:
             tries = [
-                {lib: memory(lib, network, structure) for lib in (OURS, PEER)} for _ in range(3)
+                {lib: memory(lib, network, structure) for lib in (OURS, PEER)}
+                for _ in range(min(3, args.rounds))
             ]
             used = {lib: middle([each[lib] for each in tries]) for lib in (OURS, PEER)}
             row: dict[str, Any] = {"memory_mb": used}

@@ -103,7 +103,13 @@ def many(name: str) -> dict[str, Step]:
     model, shape = network(name)
     inputs, q = torch.randn(1000, *shape), posterior_of("Gaussian", model, DRAWS, shape)
     jobs = prediction_jobs(model, q, inputs, DRAWS)
-    return {"as many passes": jobs["plain"], "predictive": jobs["ours"]}
+    return {
+        "as many passes": jobs["plain"],
+        "predictive": jobs["ours"],
+        "predictive, local": lambda: tb.predictive(
+            model, q, inputs, DRAWS, recalibrate=False, local=True
+        ),
+    }
 
 
 Part = tuple[Callable[[str], dict[str, Step]], str, tuple[str, ...], dict[str, float]]
@@ -114,7 +120,9 @@ PARTS: dict[str, Part] = {
     "250 inputs, Bayesian last layer": (
         many_last_layer, "one pass", ("resnet18",), {"predictive": 1.3},
     ),
-    "1,000 inputs, new draws": (many, "as many passes", ("mlp", "lenet5"), {"predictive": 1.0}),
+    "1,000 inputs, new draws": (
+        many, "as many passes", ("mlp", "lenet5"), {"predictive": 1.0, "predictive, local": 1.0},
+    ),
 }  # fmt: skip
 
 

@@ -10,8 +10,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import torchbayes as tb
+from torchbayes.predict import local
 
 DRAWS = 4000
+
+
+RULE = local.saves_work
+
+
+@pytest.fixture(autouse=True)
+def _every_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw the outputs of all layers that allow it, however little work that saves."""
+    monkeypatch.setattr(local, "saves_work", lambda *_, once: True)
 
 
 def gaussian(model: nn.Module, std: float = 0.3) -> tb.Gaussian:
@@ -92,6 +102,30 @@ def test_an_mlp_predicts_what_weight_draws_predict() -> None:
     # Weight draws move examples together, local ones do not.
     together = [float(torch.corrcoef(t[:, :, 0].T)[0, 1:].abs().max()) for t in (a, b)]
     assert together[0] < 5 / math.sqrt(DRAWS) < 0.2 < together[1]
+
+
+def test_layers_for_which_it_is_more_work_have_ordinary_draws(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And the predictions are those of weight draws: here the first layer's outputs are drawn."""
+    said: dict[int, bool] = {}
+
+    def rule(weight: Tensor, found: Tensor, *, once: bool) -> bool:
+        said[weight.shape[1]] = RULE(weight, found, once=once)
+        return said[weight.shape[1]]
+
+    monkeypatch.setattr(local, "saves_work", rule)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 4), nn.Tanh(), nn.Linear(4, 3))
+    q, x = gaussian(model, 0.8), torch.randn(20, 64)
+    a, b = (outputs(model, q, x, local=local, seed=int(local)) for local in (True, False))
+    assert said == {64: True, 8: False, 4: False}
+    for of in (lambda t: t.softmax(2), lambda t: t, lambda t: t.unsqueeze(3) * t.unsqueeze(2)):
+        one, other = of(a), of(b)
+        error = ((one.var(0) + other.var(0)) / DRAWS).sqrt()
+        assert float(((one.mean(0) - other.mean(0)) / error).abs().max()) < 4.5
+    # Now examples move together, because they share the draws of later layers.
+    assert float(torch.corrcoef(a[:, :, 0].T)[0, 1:].abs().max()) > 0.2
 
 
 class Odd(nn.Module):

@@ -13,11 +13,11 @@ TEXT = """
 {machine}. How long an answer with 32 draws takes (`benchmarks/latency.py`), relative to what stands in the
 second column: as many networks with weights of their own, one after another; one pass through the network;
 or as many passes through one network, whose weights stay in the cache. `tb.Predictor` has drawn before,
-`tb.predictive` draws anew. With a Bayesian last layer what comes before it runs once. **Bold** meets its
-target.
+`tb.predictive` draws anew, with `local=True` a layer's outputs in place of its weights where that is less
+work. With a Bayesian last layer what comes before it runs once. **Bold** meets its target.
 
-| | relative to | network | `Predictor` | `predictive` |
-| --- | --- | --- | ---: | ---: |
+| | relative to | network | `Predictor` | `predictive` | `local=True` |
+| --- | --- | --- | ---: | ---: | ---: |
 """
 MORE = "\nOne input and 32 draws of {network} take `Predictor` {more:.1f} ms more than one pass.\n"
 SNAPSHOTS = """
@@ -30,6 +30,7 @@ NETWORKS = {
     "resnet18": "ResNet-18",
     "resnet50": "ResNet-50 at 224×224",
 }
+JOBS = ("Predictor", "predictive", "predictive, local")
 BASELINES = {"networks": "32 networks", "one pass": "one pass", "as many passes": "32 passes"}
 
 
@@ -43,7 +44,7 @@ def latency_section(stored: Mapping[str, Any], machine: str) -> str:
     lines = []
     for part, networks in stored["parts"].items():
         for name, found in networks.items():
-            cells = [_cell(found["rows"].get(job)) for job in ("Predictor", "predictive")]
+            cells = [_cell(found["rows"].get(job)) for job in JOBS]
             row = [part, BASELINES[found["to"]], NETWORKS[name], *cells]
             lines.append("| " + " | ".join(row) + " |\n")
     text = TEXT.format(machine=machine) + "".join(lines)

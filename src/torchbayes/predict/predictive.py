@@ -60,10 +60,11 @@ def predictive(
             cost of a pass over them per draw; see `recalibrate_batchnorm`. Without it, draws that share one
             set of statistics cause a warning; False keeps them without one.
         local: Whether every example draws the outputs of linear and convolution layers in place of their
-            weights (local reparameterisation), which needs a `Gaussian`. For a chain of linear layers each
-            example's prediction has the same distribution as with weight draws; examples are then
-            independent of each other, and so are the positions of a convolution's or a sequence's outputs,
-            which is an approximation. `torchbayes.predict.local` says exactly what holds.
+            weights where that is less work (local reparameterisation), which needs a `Gaussian`. For a chain
+            of linear layers each example's prediction has the same distribution as with weight draws, but
+            draws say nothing about several examples together; the positions of a convolution's or a
+            sequence's outputs are independent, which is an approximation. `torchbayes.predict.local` says
+            exactly what holds.
 
     Example:
         >>> import torch, torchbayes as tb

@@ -37,6 +37,7 @@ _LARGEST_TOML = 1 << 22
 # An archive may inflate to this size, or to this many times its own if that is more.
 _INFLATED, _TIMES = 1 << 28, 100
 _SURROGATE = re.compile(r"\\u[dD][89abAB]")
+_CRC = re.compile(r"[0-9a-f]{8}")
 _TOML_END = re.compile(r"# crc32 = ([0-9a-f]{8})\n?\Z")
 
 
@@ -132,9 +133,12 @@ def read_json_lines(path: Path, remedy: str, *, whole: bool = False) -> list[dic
 
 def _check(table: dict[str, Any], where: str, remedy: str) -> None:
     """Take the checksum out of a table and compare; a table without one may have been written by hand."""
-    wanted = table.pop("crc32", None)
-    if wanted is None:
+    if "crc32" not in table:
+        last = next(reversed(table.values()), None)
+        if isinstance(last, str) and _CRC.fullmatch(last):  # its name is gone, and what stood before it
+            raise FileError(f"{where} has been damaged, it ends in a checksum without a name: {remedy}")
         return
+    wanted = table.pop("crc32")
     try:
         found = json_checksum(table)
     except RecursionError:

@@ -81,6 +81,18 @@ def test_a_row_starts_from_the_run_of_another_with_the_same_seed(tmp_path: Path)
         Comparison(base, rows, [0, 1], moved).run(lambda *_: NoProgress(), lambda *_: None)
 
 
+def test_a_folder_that_cannot_be_made_ends_the_comparison(tmp_path: Path) -> None:
+    """It is no failure of the method, of which a comparison would only take note."""
+    (tmp_path / "runs").write_text("a file where the runs' folder should be")
+    base = Experiment.from_settings(SHARED, "test")
+    comparison = Comparison(
+        base, rows_from({"a": {"method": "map"}}, SHARED, {}, {}), [0], tmp_path
+    )
+    with pytest.raises((RunError, OSError), match="runs"):
+        comparison.run(lambda *_: NoProgress(), lambda *_: None)
+    assert not comparison.failed
+
+
 def test_a_search_has_no_run_of_another_row_to_start_from(tmp_path: Path) -> None:
     from torchbayes.cli.compare import _tuned
 

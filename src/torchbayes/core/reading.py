@@ -135,8 +135,11 @@ def _check(table: dict[str, Any], where: str, remedy: str) -> None:
     """Take the checksum out of a table and compare; a table without one may have been written by hand."""
     if "crc32" not in table:
         last = next(reversed(table.values()), None)
-        if isinstance(last, str) and _CRC.fullmatch(last):  # its name is gone, and what stood before it
-            raise FileError(f"{where} has been damaged, it ends in a checksum without a name: {remedy}")
+        # The name is gone, and perhaps what stood before it.
+        if isinstance(last, str) and _CRC.fullmatch(last):
+            raise FileError(
+                f"{where} has been damaged, it ends in a checksum without a name: {remedy}"
+            )
         return
     wanted = table.pop("crc32")
     try:

@@ -27,6 +27,7 @@ import numpy as np
 
 from torchbayes._version import __version__
 from torchbayes.core.device import process_device
+from torchbayes.core.errors import RunError
 from torchbayes.core.reading import is_number
 from torchbayes.core.storage import atomic_path, write_json
 from torchbayes.data import DataSet, OutOfDistribution, Split, ood_for
@@ -276,6 +277,8 @@ class Comparison:
                         self._train(job, whole, progress(number))
                     scores = self._score(job, whole, ood)
                 except (TrainingError, ValueError, TypeError, RuntimeError, MemoryError) as error:
+                    if isinstance(error, RunError) and isinstance(error.__cause__, OSError):
+                        raise  # no room for a run's folder, say: that is no failure of the method
                     self.failed[job.row.name] = str(error) or type(error).__name__
                     self._write(whole, ood)
                     continue

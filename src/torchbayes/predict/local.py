@@ -50,7 +50,8 @@ _LAYERS: frozenset[Any] = frozenset([
 ])  # fmt: skip
 _NAMES = ("input", "weight", "bias")
 
-# Multiplications that take as long as a normal number, in matrices on a CPU: 36 and 0.2 in a nanosecond.
+# Multiplications that take as long as a normal number: on one core 60 and 0.27 in a nanosecond, with matrices
+# of 1000 × 1200 and 1200 × 1200, and 2.4 million numbers.
 _NORMAL = 200
 
 
